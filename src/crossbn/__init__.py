@@ -1,0 +1,1 @@
+"""Cross-iteration batch normalization."""
