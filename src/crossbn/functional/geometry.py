@@ -1,0 +1,155 @@
+"""Where a linear operator reads: the map from output positions and kernel taps to input positions.
+
+Convolution, transposed convolution and linear layers, with every stride, dilation and padding, are one thing
+seen this way: output channel j at a position is `<W_j, patch>`, the patch being C_in/groups * K inputs whose
+places follow dimension by dimension from the position.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TransposedConvolution = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LINEAR_OPERATORS = (*Convolution, *TransposedConvolution, nn.Linear)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape of a linear operator; the spatial tuples have one entry per dimension, none for `nn.Linear`."""
+
+    out_channels: int
+    in_channels: int
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()  # before and after
+    padding_mode: str = "zeros"
+    transposed: bool = False
+
+    @property
+    def taps(self) -> int:
+        """Number of kernel positions, K."""
+        return torch.Size(self.kernel).numel()
+
+    @property
+    def patch_size(self) -> int:
+        """Numbers an output channel reads at one position, C_in/groups * K."""
+        return self.in_channels // self.groups * self.taps
+
+    def output_padding(self, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> list[int]:
+        """Positions that a transposed convolution has appended to its output; a call may choose them."""
+        if not self.transposed:
+            return [0] * len(self.kernel)
+        return [
+            output - ((size - 1) * stride - 2 * padding[0] + dilation * (kernel - 1) + 1)
+            for output, size, stride, padding, dilation, kernel in zip(
+                output_sizes, input_sizes, self.stride, self.padding, self.dilation, self.kernel, strict=True
+            )
+        ]
+
+
+def geometry_of(module: nn.Module) -> Geometry:
+    """Read the geometry off a convolution, transposed convolution or linear layer.
+
+    Raises:
+        TypeError: for any other module.
+
+    Example:
+        >>> geometry_of(nn.Conv1d(4, 6, 3, padding="same", groups=2)).padding
+        ((1, 1),)
+    """
+    if isinstance(module, nn.Linear):
+        return Geometry(module.out_features, module.in_features)
+    if not isinstance(module, (*Convolution, *TransposedConvolution)):
+        raise TypeError(
+            f"a producer must be a convolution, transposed convolution or linear layer, got {module!r}"
+        )
+    padding: tuple[tuple[int, int], ...]
+    if isinstance(module.padding, str):
+        # "same" puts the odd one behind; "valid" is no padding at all.
+        total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        padding = tuple((t // 2, t - t // 2) if module.padding == "same" else (0, 0) for t in total)
+    else:
+        padding = tuple((p, p) for p in module.padding)
+    return Geometry(
+        module.out_channels,
+        module.in_channels,
+        module.groups,
+        tuple(module.kernel_size),
+        tuple(module.stride),
+        tuple(module.dilation),
+        padding,
+        module.padding_mode,
+        isinstance(module, TransposedConvolution),
+    )
+
+
+def flatten_weight(weight: Tensor, geometry: Geometry) -> Tensor:
+    """Arrange an operator's weight as one row per output channel, [C_out, C_in/groups * K]; differentiable."""
+    if not geometry.transposed:
+        return weight.flatten(1)
+    per_group = weight.unflatten(0, (geometry.groups, -1)).transpose(1, 2)
+    return per_group.reshape(geometry.out_channels, geometry.patch_size)
+
+
+def unflatten_weight(flat: Tensor, geometry: Geometry) -> Tensor:
+    """Arrange rows per output channel as the operator's own weight; the inverse of `flatten_weight`."""
+    g, kernel = geometry.groups, geometry.kernel
+    if not geometry.transposed:
+        return flat.reshape(geometry.out_channels, -1, *kernel)
+    return flat.reshape(g, geometry.out_channels // g, -1, *kernel).transpose(1, 2).flatten(0, 1)
+
+
+def input_index(geometry: Geometry, dim: int, output: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return which input index each kernel tap reads for each output index along one spatial dimension.
+
+    Args:
+        geometry: the operator.
+        dim: spatial dimension.
+        output: output indices [S].
+        size: the input's extent in that dimension.
+
+    Returns:
+        The input indices [S, K_dim], all legal, and whether they count [S, K_dim] (False where the tap falls
+        on zero padding, or between the inputs of a transposed convolution).
+    """
+    stride, before = geometry.stride[dim], geometry.padding[dim][0]
+    reach = torch.arange(geometry.kernel[dim], device=output.device) * geometry.dilation[dim]
+    if geometry.transposed:
+        spread = output.unsqueeze(1) + before - reach
+        index = spread.div(stride, rounding_mode="floor")
+        inside = (spread % stride == 0) & (index >= 0) & (index < size)
+        return index.clamp(0, size - 1), inside
+    index = output.unsqueeze(1) * stride + reach - before
+    if geometry.padding_mode == "zeros":
+        return index.clamp(0, size - 1), (index >= 0) & (index < size)
+    if geometry.padding_mode == "circular":
+        index = index % size
+    elif geometry.padding_mode == "reflect":
+        index = (size - 1) - ((size - 1) - index.abs()).abs()
+    else:
+        index = index.clamp(0, size - 1)
+    return index, torch.ones_like(index, dtype=torch.bool)
+
+
+def tap_counts(geometry: Geometry, dim: int, output_size: int, like: Tensor) -> Tensor:
+    """Count how often each kernel tap reads each input index along one dimension of `like` [C, *sizes]: [I, K]."""
+    size = like.shape[1 + dim]
+    index, inside = input_index(geometry, dim, torch.arange(output_size, device=like.device), size)
+    counts = like.new_zeros(size, geometry.kernel[dim])
+    return counts.scatter_add_(0, index, inside.to(like.dtype))
+
+
+def pad_input(y: Tensor, geometry: Geometry) -> tuple[Tensor, Sequence[int]]:
+    """Apply the padding that the convolution kernel cannot: return the input and the padding left to it."""
+    symmetric = all(before == after for before, after in geometry.padding)
+    if geometry.padding_mode == "zeros" and symmetric:
+        return y, [before for before, _ in geometry.padding]
+    widths = [width for pair in reversed(geometry.padding) for width in pair]
+    mode = "constant" if geometry.padding_mode == "zeros" else geometry.padding_mode
+    return F.pad(y, widths, mode=mode), [0] * len(geometry.padding)

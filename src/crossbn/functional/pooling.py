@@ -1,0 +1,63 @@
+"""Statistics of the window: today's batch and the remembered steps, each step with one vote.
+
+| paper | here | formula | shape | equation |
+|---|---|---|---|---|
+| mu-bar_t | `mean` | average of the steps' means | [C] | (10) |
+| nu-bar_t | not formed | average of max(nu_s, mu_s^2) | [C] | (11) |
+| sigma-bar_t^2 | `var` | average(relu(var_s)) + average((mean_s - mean)^2) | [C] | (11) |
+| 1 / k | `share` | today's vote, one over the steps that count | [C] | |
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Pooled(NamedTuple):
+    """Pooled statistics and how much each step has in them."""
+
+    mean: Tensor
+    """[C]."""
+    var: Tensor
+    """[C], biased, never negative."""
+    share: Tensor
+    """[C]: today's weight in the averages."""
+    weight: Tensor
+    """[R, C]: the remembered steps' weights in the averages; 0 where absent or dropped."""
+    valid: Tensor
+    """[R, C]: where the compensated variance is not negative."""
+
+
+def pool(
+    mean: Tensor, var: Tensor, past_mean: Tensor, past_var: Tensor, present: Tensor, invalid: str = "max"
+) -> Pooled:
+    """Pool today's moments [C] with the remembered ones [R, C] that are `present` [R].
+
+    The paper's `max(nu_s, mean_s^2)` less `mean_s^2` is `relu(var_s)`, which gives the variance as a sum of
+    non-negative terms: no two large second moments are ever subtracted.
+
+    Args:
+        mean: today's mean.
+        var: today's biased variance.
+        past_mean: compensated means.
+        past_var: compensated variances, possibly negative.
+        present: 1 for the steps that are remembered, 0 for empty places.
+        invalid: "max" clips a negative variance to 0 (the paper); "drop" leaves that step out for that
+            channel (its released code).
+
+    Example:
+        >>> import torch
+        >>> today, past = torch.tensor([1.0]), torch.tensor([[3.0]])
+        >>> pool(today, today, past, past, torch.ones(1))[:2]
+        (tensor([2.]), tensor([3.]))
+    """
+    valid = past_var >= 0
+    weight = present.unsqueeze(1).expand_as(past_var)
+    if invalid == "drop":
+        weight = weight * valid
+    share = 1 / (1 + weight.sum(0))
+    weight = weight * share
+    pooled_mean = share * mean + (weight * past_mean).sum(0)
+    spread = past_var.clamp_min(0) + (past_mean - pooled_mean).square()
+    pooled_var = share * (var + (mean - pooled_mean).square()) + (weight * spread).sum(0)
+    return Pooled(pooled_mean, pooled_var, share, weight, valid)

@@ -1,0 +1,152 @@
+r"""How the moments of an operator's output change with its weights, in closed form.
+
+With `x = W * y` and `patch` the inputs that one output position reads:
+
+| paper | here | formula | shape | equation |
+|---|---|---|---|---|
+| d mu / d theta | `mean_grad` | E[patch], the same for every channel of a group | [groups, I] | (12) |
+| d nu / d theta | not stored | 2 E[x patch] | [C, I] | (13) |
+| | `var_grad` | 2 E[(x - mean) patch] = d nu - 2 mean d mu | [C, I] | |
+
+I is `Geometry.patch_size`, C_in/groups * K. The variance's gradient is kept instead of the second moment's: it
+holds the same information, and neither a large mean cancels in it nor has it to be cancelled later.
+"""
+
+import torch
+from torch import Tensor
+
+from crossbn.functional.geometry import (
+    Geometry,
+    flatten_weight,
+    input_index,
+    pad_input,
+    tap_counts,
+    unflatten_weight,
+)
+from crossbn.functional.moments import accumulation_dtype
+
+# Prime and larger than any map, so that the multiples modulo the number of positions visit every phase.
+_PHASE_STRIDE = 2_654_435_761
+
+
+def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor:
+    """Return the mean patch over all output positions, [groups, I]: d mean_j / d W_j for each j of a group.
+
+    Each kernel tap reads each input row (and column, ...) a known number of times, so the mean is one small
+    matrix product per dimension with those counts instead of an average over unfolded patches.
+    """
+    total = y.sum(0, dtype=accumulation_dtype(y.dtype))
+    for dim in reversed(range(len(geometry.kernel))):
+        counts = tap_counts(geometry, dim, output_sizes[dim], total)
+        total = torch.tensordot(total, counts, ([1 + dim], [0])).movedim(-1, 1 + dim)
+    return total.reshape(geometry.groups, -1) / (y.shape[0] * output_sizes.numel())
+
+
+def var_grad(x: Tensor, mean: Tensor, y: Tensor, flat_weight: Tensor, geometry: Geometry) -> Tensor:
+    """Return 2 E[(x - mean) patch] over all positions, [C, I]: one weight gradient, the paper's exact form.
+
+    Of `flat_weight` only the shape matters.
+    """
+    dtype = accumulation_dtype(x.dtype)
+    channelwise = mean.reshape(-1, *[1] * (x.ndim - 2))
+    centred = (x.to(dtype) - channelwise) * (2 * x.shape[1] / x.numel())
+    if not geometry.kernel:
+        return centred.mT @ y.to(dtype)
+    padded, padding = pad_input(y.to(dtype), geometry)
+    _, grad, _ = torch.ops.aten.convolution_backward(
+        centred,
+        padded,
+        unflatten_weight(flat_weight.to(dtype), geometry),
+        None,
+        geometry.stride,
+        padding,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.output_padding(y.shape[2:], x.shape[2:]),
+        geometry.groups,
+        [False, True, False],
+    )
+    return flatten_weight(grad, geometry)
+
+
+def sample_positions(output_sizes: torch.Size, amount: int, step: Tensor) -> Tensor:
+    """Choose `amount` spatial positions for this step: a fixed scatter, shifted as a whole by the step's phase.
+
+    The scatter fills space evenly (a low-discrepancy sequence); the shift wraps around. Over
+    `output_sizes.numel()` consecutive steps every position comes up equally often, so an average over
+    sampled positions is an unbiased estimate. The phase follows from the step, so no random generator is
+    touched and a resumed run repeats it.
+
+    Args:
+        output_sizes: spatial extent of the operator's output.
+        amount: how many.
+        step: an integer scalar.
+
+    Returns:
+        Indices [len(output_sizes), amount], one row per spatial dimension.
+    """
+    dims = len(output_sizes)
+    # The positive root of g**(dims + 1) = g + 1: its inverse powers are the sequence's irrational strides.
+    root = 2.0
+    for _ in range(32):
+        root = (1 + root) ** (1 / (dims + 1))
+    order = torch.arange(1, amount + 1, device=step.device, dtype=torch.float64)
+    phase = _unravel((step * _PHASE_STRIDE).reshape(1) % output_sizes.numel(), output_sizes)
+    rows = [
+        ((order / root ** (dim + 1) % 1 * size).long() + phase[dim]) % size
+        for dim, size in enumerate(output_sizes)
+    ]
+    return torch.stack(rows)
+
+
+def all_positions(output_sizes: torch.Size, device: torch.device) -> Tensor:
+    """Return every spatial position, [len(output_sizes), output_sizes.numel()]."""
+    return _unravel(torch.arange(output_sizes.numel(), device=device), output_sizes)
+
+
+def outputs_at(x: Tensor, positions: Tensor) -> Tensor:
+    """Gather the outputs `x` [N, C, ...] at spatial positions [dims, S]: [N, C, S]."""
+    flat = positions.new_zeros(positions.shape[1])
+    for dim, size in enumerate(x.shape[2:]):
+        flat = flat * size + positions[dim]
+    return _gather(x, flat)
+
+
+def patches_at(y: Tensor, geometry: Geometry, positions: Tensor) -> Tensor:
+    """Gather the patches that output positions [dims, S] read: [N, groups, I, S]."""
+    sizes = y.shape[2:]
+    flat = positions.new_zeros(positions.shape[1], 1)
+    inside = torch.ones_like(flat, dtype=torch.bool)
+    for dim, size in enumerate(sizes):
+        index, counts = input_index(geometry, dim, positions[dim], size)
+        flat = (flat.unsqueeze(2) * size + index.unsqueeze(1)).flatten(1)
+        inside = (inside.unsqueeze(2) & counts.unsqueeze(1)).flatten(1)
+    taken = _gather(y, flat.mT.flatten()).unflatten(2, (geometry.taps, -1))
+    return (taken * inside.mT).reshape(y.shape[0], geometry.groups, geometry.patch_size, -1)
+
+
+def sampled_var_grad(x_samples: Tensor, mean: Tensor, patches: Tensor) -> Tensor:
+    """Estimate `var_grad` [C, I] from outputs [N, C, S] and patches [N, groups, I, S] at the same positions."""
+    groups = patches.shape[1]
+    samples = x_samples.shape[0] * x_samples.shape[2]
+    centred = (x_samples - mean.unsqueeze(1)).unflatten(1, (groups, -1))
+    rows = centred.permute(1, 2, 0, 3).reshape(groups, -1, samples)
+    columns = patches.permute(1, 0, 3, 2).reshape(groups, samples, -1)
+    return torch.bmm(rows, columns).flatten(0, 1) * (2 / samples)
+
+
+def _unravel(flat: Tensor, sizes: torch.Size) -> Tensor:
+    rows = []
+    for size in reversed(sizes):
+        rows.append(flat % size)
+        flat = flat // size
+    return torch.stack(rows[::-1]) if rows else flat.new_zeros(0, flat.numel())
+
+
+def _gather(x: Tensor, flat: Tensor) -> Tensor:
+    """Take flattened spatial positions [S] of `x` [N, C, ...] without copying the rest: [N, C, S]."""
+    dtype = accumulation_dtype(x.dtype)
+    if x.ndim == 2 or x.is_contiguous():
+        return x.reshape(*x.shape[:2], -1).index_select(2, flat).to(dtype)
+    # Channels-last memory is contiguous the other way round.
+    return x.movedim(1, -1).flatten(1, -2).index_select(1, flat).mT.to(dtype)

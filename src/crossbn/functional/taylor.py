@@ -1,0 +1,46 @@
+"""Moments of a remembered step at today's weights, by a Taylor polynomial in the weights.
+
+| paper | here | formula | shape | equation |
+|---|---|---|---|---|
+| | `mean_shift` | <mean_grad, W_t - W_s> | [R, C] | |
+| | `var_slope` | <var_grad, W_t - W_s> | [R, C] | |
+| | `curvature` | E[((W_t - W_s) * y_s)^2], order 2 only | [R, C] | |
+| mu_{t-tau}(theta_t) | `past_mean` | mean + mean_shift | [R, C] | (8) |
+| nu_{t-tau}(theta_t) - mu_{t-tau}(theta_t)^2 | `past_var` | var + var_slope - mean_shift^2 (+ curvature) | [R, C] | (9) |
+
+R remembered steps, C channels, I numbers per patch. The old weights never appear: `<grad, W_t - W_s>` is
+`<grad, W_t>` less the number `<grad, W_s>` that was kept when the step was remembered.
+"""
+
+import torch
+from torch import Tensor
+
+
+def project_mean(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
+    """Return <mean_grad, W> for each remembered step: [R, groups, I] and [C, I] give [R, C]."""
+    groups = mean_grad.shape[1]
+    projected = flat_weight.unflatten(0, (groups, -1)) @ mean_grad.permute(1, 2, 0)
+    return projected.flatten(0, 1).mT
+
+
+def project_var(var_grad: Tensor, flat_weight: Tensor) -> Tensor:
+    """Return <var_grad, W> for each remembered step: [R, C, I] and [C, I] give [R, C]."""
+    # Step by step: the product's temporary then stays in the cache, unlike that of the whole history.
+    return torch.stack([(grad * flat_weight).sum(1) for grad in var_grad])
+
+
+def project_samples(patches: Tensor, flat_weight: Tensor) -> Tensor:
+    """Return W * patch for each remembered sample: [R, groups, I, P] and [C, I] give [R, C, P]."""
+    return (flat_weight.unflatten(0, (patches.shape[1], -1)) @ patches).flatten(1, 2)
+
+
+def compensate(
+    mean: Tensor, var: Tensor, mean_shift: Tensor, var_slope: Tensor, curvature: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the remembered means and variances [R, C] at today's weights.
+
+    The variance may come out negative: that is where the polynomial has left its range of validity, and
+    what `pool` guards against.
+    """
+    past_var = var + var_slope - mean_shift.square()
+    return mean + mean_shift, past_var if curvature is None else past_var + curvature

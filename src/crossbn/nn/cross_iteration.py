@@ -1,0 +1,295 @@
+"""BatchNorm over the last few training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from crossbn.functional import batch_moments, normalize
+from crossbn.nn.producer import Producer
+from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
+from crossbn.nn.settings import Settings
+from crossbn.nn.source import Source, Statistics
+
+
+class Segment(NamedTuple):
+    """A run of channels, `start` to `stop`, and what feeds it."""
+
+    source: Source
+    start: int
+    stop: int
+
+
+class CrossIterBatchNorm(_BatchNorm):
+    """BatchNorm whose training statistics are pooled over the last `window` steps, for input of any rank.
+
+    Statistics of earlier steps are corrected for the weight changes since with a Taylor polynomial in the
+    weights of the operator that feeds the norm (`attach_`); unattached, they are pooled as they are. Evaluation,
+    parameters, buffers and `state_dict` are those of `torch.nn.BatchNorm*d`.
+
+    Args:
+        num_features: C of the input [N, C, ...].
+        eps: added to the variance, inside the root.
+        momentum: of the running statistics; None for a cumulative average.
+        affine: whether there are gamma and beta.
+        track_running_stats: whether there are running statistics.
+        device: of parameters and buffers.
+        dtype: of parameters and buffers.
+        options: see `Settings`: window, burn_in, order, positions, backward, invalid, sync, process_group.
+
+    Example:
+        >>> conv = nn.Conv2d(3, 8, 3, bias=False)
+        >>> norm = CrossIterBatchNorm2d(8, window=4).attach_(conv)
+        >>> norm(conv(torch.randn(2, 3, 6, 6))).shape
+        torch.Size([2, 8, 4, 4])
+    """
+
+    rank: tuple[int, ...] | None = None
+
+    settings: Settings
+    label: str
+    _segments: list[Segment]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.adopt_(Settings(**options), like=torch.empty(0, device=device, dtype=dtype))
+
+    def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
+        """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
+        if like is None:
+            like = next((t for t in (self.weight, self.running_mean) if t is not None), torch.empty(0))
+        self.settings = settings
+        self.label = label or type(self).__name__
+        self._ledger = Ledger()
+        self._burnt = torch.zeros((), dtype=torch.int64)  # on the CPU: read by Python, never by a kernel
+        self._segments = []
+        self.feed_([Source(self.num_features, (), settings, like)])
+
+    def attach_(self, *producers: nn.Module) -> CrossIterBatchNorm:
+        """Name the convolution, transposed convolution or linear layer whose output is normalized.
+
+        Several producers are summed into it (`norm(conv1(a) + conv2(b) + rest)`).
+
+        Raises:
+            TypeError: if a producer is something else.
+            ValueError: if it has another number of channels than the norm.
+        """
+        watched = tuple(Producer(module) for module in producers)
+        for producer in watched:
+            if producer.geometry.out_channels != self.num_features:
+                raise ValueError(
+                    f"{self.label}: normalizes {self.num_features} channels, but its producer {producer.module} "
+                    f"has {producer.geometry.out_channels}"
+                )
+        like = self._segments[0].source.history["mean"]
+        self.feed_([Source(self.num_features, watched, self.settings, like)])
+        return self
+
+    def feed_(self, sources: list[Source]) -> None:
+        """Take these sources, whose channels add up to the norm's, for the present ones."""
+        for segment in self._segments:
+            segment.source.release(self)
+        self._segments = []
+        start = 0
+        for source in sources:
+            source.norms.append(self)
+            self._segments.append(Segment(source, start, start + source.channels))
+            start += source.channels
+
+    @property
+    def sources(self) -> list[Source]:
+        """What feeds the norm, channel run by channel run."""
+        return [segment.source for segment in self._segments]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize `x` [N, C, ...]."""
+        self._check_input(x)
+        if not self.training:
+            return super().forward(x)
+        y = self._train_forward(x)
+        for source in self.sources:
+            source.finish_step()
+        return y
+
+    def _train_forward(self, x: Tensor) -> Tensor:
+        run = current_pass()
+        record = self._ledger.find(batch_moments(x.detach())[0]) if run is Pass.REPLAY else None
+        if record is not None:
+            if record.statistics is None:
+                return self._batch_norm(x, update=False)
+            return self._normalize(x, record.statistics)
+        statistics = None
+        if self._in_burn_in(run):
+            y = self._batch_norm(x, update=True)
+        else:
+            statistics = self._statistics(x, remember=run is Pass.TRAIN)
+            y = self._normalize(x, statistics)
+            self._update_running(statistics)
+        if run is not Pass.LOOK and may_be_replayed():
+            self._ledger.add(Record(batch_moments(x.detach())[0], statistics), y)
+        return y
+
+    def _check_input(self, x: Tensor) -> None:
+        ranks = self.rank
+        if x.ndim < 2 if ranks is None else x.ndim not in ranks:
+            expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
+            raise ValueError(
+                f"{self.label}: expected an input of {expected} dimensions, got {tuple(x.shape)}"
+            )
+        if x.shape[1] != self.num_features:
+            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(x.shape)}")
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
+        self._check_input(input)
+
+    def _in_burn_in(self, run: Pass) -> bool:
+        if self.settings.window == 1:
+            return True
+        # A compiled step does the same with tensors (`_statistics`): no branch, so no recompilation.
+        if (
+            self.settings.burn_in == 0
+            or torch.compiler.is_compiling()
+            or int(self._burnt) >= self.settings.burn_in
+        ):
+            return False
+        if run is Pass.TRAIN:
+            self._burnt += 1
+        return True
+
+    def _statistics(self, x: Tensor, remember: bool) -> list[Statistics]:
+        x = x.detach()
+        mean, var = batch_moments(x)
+        active = torch.ones((), dtype=torch.bool, device=x.device)
+        if self.settings.burn_in and torch.compiler.is_compiling():
+            active = (self._burnt >= self.settings.burn_in).to(x.device)
+            self._burnt += int(remember)
+        if len(self._segments) == 1:
+            source = self._segments[0].source
+            return [source.statistics(x, mean, var, self.settings, remember=remember, active=active)]
+        return [
+            source.statistics(
+                x[:, start:stop],
+                mean[start:stop],
+                var[start:stop],
+                self.settings,
+                remember=remember,
+                active=active,
+            )
+            for source, start, stop in self._segments
+        ]
+
+    def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
+        followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
+        mean, var = (
+            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*followed, strict=True)
+        )
+        share = torch.cat([each.share for each in statistics])
+        group = self.settings.active_group
+        return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, statistics[0].batch_positions)
+
+    @torch.no_grad()
+    def _update_running(self, statistics: list[Statistics]) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
+        positions = torch.cat([each.positions for each in statistics])
+        finite = torch.stack([each.finite for each in statistics]).all()
+        self.num_batches_tracked += finite
+        momentum = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.clamp(min=1)
+        unbiased = var * positions / (positions - 1).clamp(min=1)
+        self._move(self.running_mean, mean, momentum, finite)
+        # A lone position has no variance: nothing is learnt from it.
+        self._move(self.running_var, unbiased, momentum, finite & (positions > 1))
+
+    @staticmethod
+    def _move(running: Tensor, target: Tensor, momentum: float | Tensor, accept: Tensor) -> None:
+        moved = (1 - momentum) * running + momentum * target
+        running.copy_(torch.where(accept, moved, running))
+
+    def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
+        """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        tracked = self.num_batches_tracked + 1
+        momentum = 1 / float(tracked) if self.momentum is None else self.momentum
+        mean, var = self.running_mean.clone(), self.running_var.clone()
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
+        if update:
+            with torch.no_grad():
+                finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
+                self.running_mean.copy_(torch.where(finite, mean, self.running_mean))
+                self.running_var.copy_(torch.where(finite, var, self.running_var))
+                self.num_batches_tracked += finite
+        return y
+
+    def reset_history_(self) -> None:
+        """Forget the remembered steps and the progress of burn-in."""
+        self._burnt.zero_()
+        for source in self.sources:
+            source.history.clear_()
+
+    def reset_running_stats(self) -> None:
+        """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
+        super().reset_running_stats()
+        for segment in getattr(self, "_segments", ()):  # called by the constructor as well
+            segment.source.history.clear_()
+
+    def configure_(self, settings: Settings) -> None:
+        """Change the settings; remembered steps are kept as far as they fit."""
+        self.settings = settings
+        for source in self.sources:
+            source.configure_(settings)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossIterBatchNorm:
+        super()._apply(fn, recurse)
+        for source in self.sources:
+            source.history.apply_(fn)
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        for source in self.sources:
+            source.history.clear_()
+
+    def extra_repr(self) -> str:
+        """Return BatchNorm's line and the settings that differ from the default."""
+        default = vars(Settings())
+        own = {
+            name: value
+            for name, value in vars(self.settings).items()
+            if value != default[name] or name == "window"
+        }
+        return f"{super().extra_repr()}, " + ", ".join(f"{name}={value!r}" for name, value in own.items())
+
+
+class CrossIterBatchNorm1d(CrossIterBatchNorm):
+    """`CrossIterBatchNorm` for input [N, C] or [N, C, L]."""
+
+    rank = (2, 3)
+
+
+class CrossIterBatchNorm2d(CrossIterBatchNorm):
+    """`CrossIterBatchNorm` for input [N, C, H, W]."""
+
+    rank = (4,)
+
+
+class CrossIterBatchNorm3d(CrossIterBatchNorm):
+    """`CrossIterBatchNorm` for input [N, C, D, H, W]."""
+
+    rank = (5,)

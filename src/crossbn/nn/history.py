@@ -1,0 +1,100 @@
+"""A ring of remembered steps."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from crossbn.functional import accumulation_dtype
+
+
+class History:
+    """The last few values of several named quantities, each one tensor [slots, *shape].
+
+    Working state of one process: not parameters, not buffers. One counter, `pushed`, says how many steps have been
+    remembered since the history was last cleared; which slots are filled and which comes next follow from it.
+    Everything is a tensor and every update is in place without looking at a value, so that a compiled step
+    needs no guard on it and a GPU is never waited for.
+    """
+
+    def __init__(self, slots: int, shapes: Mapping[str, tuple[int, ...]], like: Tensor) -> None:
+        dtype, device = accumulation_dtype(like.dtype), like.device
+        self.rings = {name: torch.zeros(slots, *shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        self.pushed = torch.zeros((), dtype=torch.int64, device=like.device)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.rings[name]
+
+    @property
+    def slots(self) -> int:
+        """How many steps fit."""
+        return self["mean"].shape[0]
+
+    def present(self) -> Tensor:
+        """Return 1 for each filled slot and 0 for the others, [slots]."""
+        mean = self["mean"]
+        return (torch.arange(self.slots, device=mean.device) < self.pushed).to(mean.dtype)
+
+    def push(self, row: Mapping[str, Tensor], accept: Tensor) -> None:
+        """Overwrite the oldest slot with `row`, a value for each name, if the scalar `accept` is true."""
+        slot = (self.pushed % self.slots).reshape(1)
+        for name, ring in self.rings.items():
+            kept = ring.index_select(0, slot)
+            ring.index_copy_(0, slot, torch.where(accept, row[name].to(ring.dtype), kept))
+        self.pushed += accept
+
+    def clear_(self) -> None:
+        """Forget everything."""
+        self.pushed.zero_()
+
+    def resize_(self, slots: int) -> None:
+        """Change the number of slots; the latest steps that fit are kept."""
+        filled = min(int(self.pushed), self.slots)
+        kept = min(filled, slots)
+        order = (int(self.pushed) + torch.arange(-kept, 0, device=self.pushed.device)) % max(self.slots, 1)
+        for name, ring in self.rings.items():
+            self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
+            self.rings[name][:kept] = ring[order]
+        self.pushed.fill_(kept)
+
+    def widen_(self, name: str, size: int) -> None:
+        """Let the last dimension of `name` hold at least `size` values; the new ones are 0."""
+        ring = self[name]
+        if ring.shape[-1] < size:
+            self.rings[name] = torch.nn.functional.pad(ring, (0, size - ring.shape[-1]))
+
+    def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
+        for name, ring in self.rings.items():
+            moved = function(ring)
+            wide = accumulation_dtype(moved.dtype)
+            self.rings[name] = moved if moved.dtype == wide else ring.to(moved.device, wide)
+        self.pushed = function(self.pushed)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each tensor with its name."""
+        yield "pushed", self.pushed
+        yield from self.rings.items()
+
+    def load_(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` yielded.
+
+        Raises:
+            ValueError: naming the entry that is missing, unknown or of another shape.
+        """
+        own = dict(self.state())
+        if own.keys() != state.keys():
+            difference = ", ".join(sorted(own.keys() ^ state.keys()))
+            raise ValueError(f"the saved history and this one do not share: {difference}")
+        for name, value in own.items():
+            saved = state[name]
+            # The last dimension of samples follows the largest batch seen.
+            if name.endswith("samples") and saved.shape[:-1] == value.shape[:-1]:
+                self.widen_(name, saved.shape[-1])
+                self[name].zero_()[..., : saved.shape[-1]].copy_(saved)
+            elif saved.shape != value.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(value.shape)} here and {tuple(saved.shape)} in the state"
+                )
+            else:
+                value.copy_(saved)

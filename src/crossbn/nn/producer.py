@@ -1,0 +1,105 @@
+"""The operator that feeds a norm, watched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from crossbn.functional import flatten_weight, geometry_of
+
+if TYPE_CHECKING:
+    from crossbn.nn.source import Source
+
+
+class Producer:
+    """A linear operator whose latest input is held, by a forward hook, until the norms it feeds have seen it.
+
+    The input is part of the graph anyway, so holding it costs no memory. A plain object, not a module: the
+    norm's `state_dict` must not contain the operator.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.geometry = geometry_of(module)
+        self.sources: list[Source] = []
+        self._input: Tensor | None = None
+        self._weight: Tensor | None = None
+        self._unread = 0
+        self._parameter = module._parameters.get("weight")
+        self._handles = [
+            module.register_forward_hook(self._see_forward, with_kwargs=True),
+            module.register_load_state_dict_post_hook(self._see_load),
+        ]
+        if parametrize.is_parametrized(module, "weight"):
+            parametrization = module.parametrizations["weight"]  # type: ignore[index]  # a ModuleDict
+            self._handles.append(parametrization.register_forward_hook(self._see_weight))
+
+    def _see_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor
+    ) -> None:
+        self._unread = len(self.sources)
+        for source in self.sources:
+            source.start_step()
+        if any(norm.training for source in self.sources for norm in source.norms):
+            self._input = (args[0] if args else kwargs["input"]).detach()
+        # Another Parameter in its place is weight surgery: what was remembered is of other weights.
+        if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
+            self._parameter = module._parameters.get("weight")
+            self._forget()
+
+    def _see_weight(self, *call: Any) -> None:
+        # The weight that this forward used: computing it again would be slower and, for spectral
+        # normalization, which iterates on each access, another one.
+        self._weight = call[-1]
+
+    def _see_load(self, *_: Any) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        for source in self.sources:
+            source.history.clear_()
+
+    def input_for(self, x: Tensor, norm: str) -> Tensor:
+        """Return the latest input, from which `x`, the input of the norm called `norm`, was made.
+
+        Raises:
+            RuntimeError: if the producer has not run.
+            ValueError: if its output cannot have been `x`.
+        """
+        if self._input is None:
+            raise RuntimeError(f"{norm}: its producer {self.module} has not run before it")
+        if not self._input.ndim - 2 == x.ndim - 2 == len(self.geometry.kernel):
+            raise ValueError(
+                f"{norm}: normalizes {tuple(x.shape)}, which is not what its producer {self.module} makes of "
+                f"{tuple(self._input.shape)}"
+            )
+        return self._input
+
+    def finish_step(self) -> None:
+        """A source is done; the last one lets go of the step."""
+        self._unread -= 1
+        if self._unread <= 0:
+            self._input = self._weight = None
+
+    def weight(self) -> Tensor:
+        """Return today's weight, one row per output channel; differentiable."""
+        weight = self.module.weight if self._weight is None else self._weight
+        return flatten_weight(weight, self.geometry)  # type: ignore[arg-type]  # Module attributes are untyped
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Today's bias."""
+        return self.module.bias  # type: ignore[return-value]  # Module attributes are untyped
+
+    def release(self, source: Source) -> None:
+        """Stop feeding `source`; the last one takes the hooks away."""
+        self.sources.remove(source)
+        if not self.sources:
+            for handle in self._handles:
+                handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_input": None, "_weight": None, "_unread": 0}

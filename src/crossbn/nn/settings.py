@@ -1,0 +1,58 @@
+"""What a cross-iteration norm is told to do."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a cross-iteration norm, checked.
+
+    Attributes:
+        window: steps whose statistics are pooled, today's included; 1 is BatchNorm.
+        burn_in: training forwards with window 1 first.
+        order: of the Taylor polynomial: 0 (no compensation), 1 or 2.
+        positions: output positions that the variance's gradient is estimated on each step; None for all.
+        backward: "through" lets gradients reach today's weights by way of the compensated moments;
+            "detached" does not.
+        invalid: what becomes of a compensated variance below 0: "max" clips it, "drop" leaves the step out.
+        sync: pool over the processes of `process_group` as well.
+        process_group: None for all processes.
+    """
+
+    window: int = 4
+    burn_in: int = 0
+    order: int = 1
+    positions: int | None = 128
+    backward: str = "through"
+    invalid: str = "max"
+    sync: bool = False
+    process_group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        _check_integer("window", self.window, 1)
+        _check_integer("burn_in", self.burn_in, 0)
+        if self.positions is not None:
+            _check_integer("positions", self.positions, 1)
+        _check_choice("order", self.order, (0, 1, 2))
+        _check_choice("backward", self.backward, ("through", "detached"))
+        _check_choice("invalid", self.invalid, ("max", "drop"))
+
+    @property
+    def active_group(self) -> dist.ProcessGroup | None:
+        """The processes to pool over now; None if this one is alone."""
+        if not (self.sync and dist.is_available() and dist.is_initialized()):
+            return None
+        group = self.process_group or dist.group.WORLD
+        return group if dist.get_world_size(group) > 1 else None
+
+
+def _check_integer(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

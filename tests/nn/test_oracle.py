@@ -1,0 +1,129 @@
+"""The layer against the slow reference: every operator, several optimizer steps, changing batch sizes."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from crossbn import nn as cnn
+from crossbn.functional import geometry_of
+from tests.reference.cross_iteration import ReferenceNorm
+
+Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
+
+OPERATORS: dict[str, Case] = {
+    "linear": (lambda: nn.Linear(5, 4, bias=False), (5,)),
+    "linear bias": (lambda: nn.Linear(5, 4), (5,)),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3, bias=False), (3, 9)),
+    "conv2d": (lambda: nn.Conv2d(3, 4, 3, bias=False), (3, 6, 5)),
+    "conv2d 1x1 bias": (lambda: nn.Conv2d(3, 4, 1), (3, 4, 5)),
+    "conv3d": (lambda: nn.Conv3d(2, 4, 2, stride=(1, 2, 1), padding=(1, 0, 1)), (2, 4, 5, 3)),
+    "stride and padding": (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), (3, 7, 6)),
+    "uneven everything": (lambda: nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(2, 1), dilation=(1, 2)), (3, 8, 7)),
+    # An even kernel pads unevenly; torch warns that this costs a copy.
+    "same": (lambda: nn.Conv2d(3, 4, (4, 3), padding="same", dilation=(1, 2)), (3, 7, 6)),
+    "valid": (lambda: nn.Conv2d(3, 4, 3, padding="valid"), (3, 7, 6)),
+    "reflect": (lambda: nn.Conv2d(3, 4, 3, padding=(2, 1), padding_mode="reflect"), (3, 5, 6)),
+    "replicate": (lambda: nn.Conv2d(3, 4, 3, padding=2, stride=2, padding_mode="replicate"), (3, 5, 6)),
+    "circular": (lambda: nn.Conv1d(3, 4, 4, padding="same", padding_mode="circular"), (3, 7)),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), (4, 5, 5)),
+    "depthwise": (lambda: nn.Conv2d(4, 8, 3, padding=1, groups=4, bias=False), (4, 5, 4)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(3, 4, 4, stride=2, padding=1), (3, 5)),
+    "transposed 2d": (
+        lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1, dilation=2, bias=False),
+        (3, 4, 3),
+    ),
+    "transposed groups": (lambda: nn.ConvTranspose2d(4, 6, (2, 3), stride=(3, 1), groups=2), (4, 3, 4)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 4, 2, stride=(1, 2, 1)), (2, 2, 3, 2)),
+}
+
+
+def functional_form(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The operator as a function of its input and weight, without bias."""
+
+    plain = copy.deepcopy(module).double()
+    plain._forward_hooks.clear()  # they belong to the layer under test
+    plain.register_parameter("bias", None)
+
+    def call(y: Tensor, weight: Tensor) -> Tensor:
+        output: Tensor = torch.func.functional_call(plain, {"weight": weight}, (y,))
+        return output
+
+    return call
+
+
+def norm_for(module: nn.Module, dims: int, **options: Any) -> cnn.CrossIterBatchNorm:
+    kinds = [
+        cnn.CrossIterBatchNorm1d,
+        cnn.CrossIterBatchNorm1d,
+        cnn.CrossIterBatchNorm2d,
+        cnn.CrossIterBatchNorm3d,
+    ]
+    norm = kinds[dims](geometry_of(module).out_channels, **options)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5)
+        norm.bias.uniform_(-0.5, 0.5)
+    return norm.attach_(module)
+
+
+def check(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, jump: float = 0.05, **options: Any) -> None:
+    """Train a few steps and compare output, gradients and running statistics with the reference at each."""
+    torch.manual_seed(0)
+    tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    norm = norm_for(module, len(shape) - 1, window=3, positions=None, **options).to(dtype)
+    module.to(dtype)
+    parameters = [*module.parameters(), *norm.parameters()]
+    reference = ReferenceNorm(functional_form(module), window=3, **options)
+    running_mean, running_var = norm.running_mean.double().clone(), norm.running_var.double().clone()
+    for batch in (2, 3, 2, 1, 4):
+        y = torch.randn(batch, *shape, dtype=torch.float64) + 0.3
+        ours_in = y.to(dtype).clone().requires_grad_()
+        reference_in = y.to(dtype).double().clone().requires_grad_()
+        twins = [p.detach().double().clone().requires_grad_() for p in parameters]
+        weight, *rest = twins
+        bias = rest.pop(0) if len(rest) == 3 else 0.0
+        out = norm(module(ours_in))
+        expected, mean, var, count = reference(reference_in, weight, bias, *rest)
+        torch.testing.assert_close(out.double(), expected, **tolerance)
+        target_grad = torch.randn_like(expected)
+        grads = torch.autograd.grad(out, [ours_in, *parameters], target_grad.to(dtype))
+        wanted = torch.autograd.grad(expected, [reference_in, *twins], target_grad.to(dtype).double())
+        for got, want in zip(grads, wanted, strict=True):
+            scale = {**tolerance, "atol": tolerance["atol"] * max(1.0, float(want.abs().max()))}
+            torch.testing.assert_close(got.double(), want, **scale)
+        running_mean = 0.9 * running_mean + 0.1 * mean
+        running_var = 0.9 * running_var + 0.1 * var * count / (count - 1)
+        torch.testing.assert_close(norm.running_mean.double(), running_mean, **tolerance)
+        torch.testing.assert_close(norm.running_var.double(), running_var, **tolerance)
+        with torch.no_grad():
+            for p in parameters:
+                p += jump * torch.randn_like(p)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_equals_reference(name: str, order: int) -> None:
+    make, shape = OPERATORS[name]
+    torch.manual_seed(1)
+    check(make(), shape, torch.float64, order=order)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_equals_reference_in_float32(name: str) -> None:
+    make, shape = OPERATORS[name]
+    torch.manual_seed(1)
+    check(make(), shape, torch.float32)
+
+
+@pytest.mark.parametrize("backward", ["through", "detached"])
+@pytest.mark.parametrize("invalid", ["max", "drop"])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_modes_with_invalid_entries(backward: str, invalid: str, order: int) -> None:
+    # Weights that jump this far leave the polynomial's range on some channels.
+    torch.manual_seed(1)
+    check(nn.Conv2d(3, 4, 3), (3, 6, 5), torch.float64, jump=1.0, order=order, backward=backward, invalid=invalid)
