@@ -1,1 +1,25 @@
-"""Cross-iteration batch normalization."""
+"""Cross-iteration batch normalization: networks with BatchNorm that train well on tiny batches."""
+
+from crossbn import functional, nn
+from crossbn.conversion_report import ConversionReport
+from crossbn.convert import convert_, revert_, set_window_
+from crossbn.fold import fold
+from crossbn.history_state import history_state, load_history_state, reset_history_
+from crossbn.recalibrate import recalibrate_
+from crossbn.schedules import window_for
+
+__all__ = [
+    "ConversionReport",
+    "convert_",
+    "fold",
+    "functional",
+    "history_state",
+    "load_history_state",
+    "nn",
+    "recalibrate_",
+    "reset_history_",
+    "revert_",
+    "set_window_",
+    "window_for",
+]
+__version__ = "0.1.0"

@@ -66,9 +66,7 @@ def geometry_of(module: nn.Module) -> Geometry:
     if isinstance(module, nn.Linear):
         return Geometry(module.out_features, module.in_features)
     if not isinstance(module, (*Convolution, *TransposedConvolution)):
-        raise TypeError(
-            f"a producer must be a convolution, transposed convolution or linear layer, got {module!r}"
-        )
+        raise TypeError(f"a producer must be a convolution, transposed convolution or linear layer, got {module!r}")
     padding: tuple[tuple[int, int], ...]
     if isinstance(module.padding, str):
         # "same" puts the odd one behind; "valid" is no padding at all.

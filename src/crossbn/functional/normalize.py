@@ -158,9 +158,7 @@ def follow_weight(
 
 class _FollowWeight(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, var: Tensor, flat_weight: Tensor, *terms: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, mean: Tensor, var: Tensor, flat_weight: Tensor, *terms: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(*terms)
         ctx.dtype = flat_weight.dtype
         return mean.clone(), var.clone()

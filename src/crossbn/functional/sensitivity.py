@@ -93,8 +93,7 @@ def sample_positions(output_sizes: torch.Size, amount: int, step: Tensor) -> Ten
     order = torch.arange(1, amount + 1, device=step.device, dtype=torch.float64)
     phase = _unravel((step * _PHASE_STRIDE).reshape(1) % output_sizes.numel(), output_sizes)
     rows = [
-        ((order / root ** (dim + 1) % 1 * size).long() + phase[dim]) % size
-        for dim, size in enumerate(output_sizes)
+        ((order / root ** (dim + 1) % 1 * size).long() + phase[dim]) % size for dim, size in enumerate(output_sizes)
     ]
     return torch.stack(rows)
 

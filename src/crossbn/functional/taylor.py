@@ -6,7 +6,7 @@
 | | `var_slope` | <var_grad, W_t - W_s> | [R, C] | |
 | | `curvature` | E[((W_t - W_s) * y_s)^2], order 2 only | [R, C] | |
 | mu_{t-tau}(theta_t) | `past_mean` | mean + mean_shift | [R, C] | (8) |
-| nu_{t-tau}(theta_t) - mu_{t-tau}(theta_t)^2 | `past_var` | var + var_slope - mean_shift^2 (+ curvature) | [R, C] | (9) |
+| nu - mu^2 of the same | `past_var` | var + var_slope - mean_shift^2 (+ curvature) | [R, C] | (9) |
 
 R remembered steps, C channels, I numbers per patch. The old weights never appear: `<grad, W_t - W_s>` is
 `<grad, W_t>` less the number `<grad, W_s>` that was kept when the step was remembered.

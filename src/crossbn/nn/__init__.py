@@ -6,6 +6,7 @@ from crossbn.nn.cross_iteration import (
     CrossIterBatchNorm2d,
     CrossIterBatchNorm3d,
 )
+from crossbn.nn.norm_act import CrossIterBatchNormAct2d
 from crossbn.nn.settings import Settings
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "CrossIterBatchNorm1d",
     "CrossIterBatchNorm2d",
     "CrossIterBatchNorm3d",
+    "CrossIterBatchNormAct2d",
     "Settings",
 ]

@@ -53,6 +53,7 @@ class CrossIterBatchNorm(_BatchNorm):
 
     settings: Settings
     label: str
+    burnt: Tensor
     _segments: list[Segment]
 
     def __init__(
@@ -71,14 +72,33 @@ class CrossIterBatchNorm(_BatchNorm):
 
     def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
         """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
-        if like is None:
-            like = next((t for t in (self.weight, self.running_mean) if t is not None), torch.empty(0))
         self.settings = settings
         self.label = label or type(self).__name__
         self._ledger = Ledger()
-        self._burnt = torch.zeros((), dtype=torch.int64)  # on the CPU: read by Python, never by a kernel
+        self.burnt = torch.zeros((), dtype=torch.int64)  # on the CPU: read by Python, never by a kernel
         self._segments = []
-        self.feed_([Source(self.num_features, (), settings, like)])
+        self.feed_([Source(self.num_features, (), settings, self.like if like is None else like)])
+
+    def become_plain_(self) -> None:
+        """Be the norm again that this one stands for; the opposite of `adopt_`."""
+        self.feed_([])
+        for name in ("settings", "label", "_ledger", "burnt", "_segments"):
+            delattr(self, name)
+        plain = self.plain_type()
+        if issubclass(plain, nn.SyncBatchNorm):
+            self.__dict__.setdefault("process_group", None)
+        self.__class__ = plain  # type: ignore[assignment]
+
+    @classmethod
+    def plain_type(cls) -> type[_BatchNorm]:
+        """Return the norm that this one stands for; of torch's, only SyncBatchNorm takes any rank."""
+        return nn.SyncBatchNorm
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the device and type that statistics are kept in."""
+        known = (self.weight, self.running_mean, *(source.history["mean"] for source in self.sources))
+        return next(tensor for tensor in (*known, torch.empty(0)) if tensor is not None)
 
     def attach_(self, *producers: nn.Module) -> CrossIterBatchNorm:
         """Name the convolution, transposed convolution or linear layer whose output is normalized.
@@ -96,8 +116,7 @@ class CrossIterBatchNorm(_BatchNorm):
                     f"{self.label}: normalizes {self.num_features} channels, but its producer {producer.module} "
                     f"has {producer.geometry.out_channels}"
                 )
-        like = self._segments[0].source.history["mean"]
-        self.feed_([Source(self.num_features, watched, self.settings, like)])
+        self.feed_([Source(self.num_features, watched, self.settings, self.like)])
         return self
 
     def feed_(self, sources: list[Source]) -> None:
@@ -110,6 +129,10 @@ class CrossIterBatchNorm(_BatchNorm):
             source.norms.append(self)
             self._segments.append(Segment(source, start, start + source.channels))
             start += source.channels
+
+    def is_fed_by(self, feeds: list[tuple[int, tuple[nn.Module, ...]]]) -> bool:
+        """Tell whether the norm's sources have these channels and operators."""
+        return [(s.channels, tuple(p.module for p in s.producers)) for s in self.sources] == feeds
 
     @property
     def sources(self) -> list[Source]:
@@ -148,9 +171,7 @@ class CrossIterBatchNorm(_BatchNorm):
         ranks = self.rank
         if x.ndim < 2 if ranks is None else x.ndim not in ranks:
             expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
-            raise ValueError(
-                f"{self.label}: expected an input of {expected} dimensions, got {tuple(x.shape)}"
-            )
+            raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {tuple(x.shape)}")
         if x.shape[1] != self.num_features:
             raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(x.shape)}")
 
@@ -161,14 +182,10 @@ class CrossIterBatchNorm(_BatchNorm):
         if self.settings.window == 1:
             return True
         # A compiled step does the same with tensors (`_statistics`): no branch, so no recompilation.
-        if (
-            self.settings.burn_in == 0
-            or torch.compiler.is_compiling()
-            or int(self._burnt) >= self.settings.burn_in
-        ):
+        if self.settings.burn_in == 0 or torch.compiler.is_compiling() or int(self.burnt) >= self.settings.burn_in:
             return False
         if run is Pass.TRAIN:
-            self._burnt += 1
+            self.burnt += 1
         return True
 
     def _statistics(self, x: Tensor, remember: bool) -> list[Statistics]:
@@ -176,8 +193,8 @@ class CrossIterBatchNorm(_BatchNorm):
         mean, var = batch_moments(x)
         active = torch.ones((), dtype=torch.bool, device=x.device)
         if self.settings.burn_in and torch.compiler.is_compiling():
-            active = (self._burnt >= self.settings.burn_in).to(x.device)
-            self._burnt += int(remember)
+            active = (self.burnt >= self.settings.burn_in).to(x.device)
+            self.burnt += int(remember)
         if len(self._segments) == 1:
             source = self._segments[0].source
             return [source.statistics(x, mean, var, self.settings, remember=remember, active=active)]
@@ -195,9 +212,7 @@ class CrossIterBatchNorm(_BatchNorm):
 
     def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
         followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
-        mean, var = (
-            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*followed, strict=True)
-        )
+        mean, var = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*followed, strict=True))
         share = torch.cat([each.share for each in statistics])
         group = self.settings.active_group
         return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, statistics[0].batch_positions)
@@ -239,7 +254,7 @@ class CrossIterBatchNorm(_BatchNorm):
 
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
-        self._burnt.zero_()
+        self.burnt.zero_()
         for source in self.sources:
             source.history.clear_()
 
@@ -269,11 +284,7 @@ class CrossIterBatchNorm(_BatchNorm):
     def extra_repr(self) -> str:
         """Return BatchNorm's line and the settings that differ from the default."""
         default = vars(Settings())
-        own = {
-            name: value
-            for name, value in vars(self.settings).items()
-            if value != default[name] or name == "window"
-        }
+        own = {name: value for name, value in vars(self.settings).items() if value != default[name] or name == "window"}
         return f"{super().extra_repr()}, " + ", ".join(f"{name}={value!r}" for name, value in own.items())
 
 
@@ -282,14 +293,29 @@ class CrossIterBatchNorm1d(CrossIterBatchNorm):
 
     rank = (2, 3)
 
+    @classmethod
+    def plain_type(cls) -> type[_BatchNorm]:
+        """Return torch's norm."""
+        return nn.BatchNorm1d
+
 
 class CrossIterBatchNorm2d(CrossIterBatchNorm):
     """`CrossIterBatchNorm` for input [N, C, H, W]."""
 
     rank = (4,)
 
+    @classmethod
+    def plain_type(cls) -> type[_BatchNorm]:
+        """Return torch's norm."""
+        return nn.BatchNorm2d
+
 
 class CrossIterBatchNorm3d(CrossIterBatchNorm):
     """`CrossIterBatchNorm` for input [N, C, D, H, W]."""
 
     rank = (5,)
+
+    @classmethod
+    def plain_type(cls) -> type[_BatchNorm]:
+        """Return torch's norm."""
+        return nn.BatchNorm3d

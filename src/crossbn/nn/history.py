@@ -13,8 +13,8 @@ class History:
 
     Working state of one process: not parameters, not buffers. One counter, `pushed`, says how many steps have been
     remembered since the history was last cleared; which slots are filled and which comes next follow from it.
-    Everything is a tensor and every update is in place without looking at a value, so that a compiled step
-    needs no guard on it and a GPU is never waited for.
+    Everything is a tensor and no update looks at a value, so that a compiled step needs no guard on it and a GPU
+    is never waited for.
     """
 
     def __init__(self, slots: int, shapes: Mapping[str, tuple[int, ...]], like: Tensor) -> None:
@@ -39,9 +39,13 @@ class History:
         """Overwrite the oldest slot with `row`, a value for each name, if the scalar `accept` is true."""
         slot = (self.pushed % self.slots).reshape(1)
         for name, ring in self.rings.items():
-            kept = ring.index_select(0, slot)
-            ring.index_copy_(0, slot, torch.where(accept, row[name].to(ring.dtype), kept))
-        self.pushed += accept
+            new = torch.where(accept, row[name].to(ring.dtype), ring.index_select(0, slot))
+            # A compiled step must not write where its backward, which may compute things again, still reads.
+            if torch.compiler.is_compiling():
+                self.rings[name] = ring.index_copy(0, slot, new)
+            else:
+                ring.index_copy_(0, slot, new)
+        self.pushed = self.pushed + accept
 
     def clear_(self) -> None:
         """Forget everything."""
@@ -76,25 +80,28 @@ class History:
         yield "pushed", self.pushed
         yield from self.rings.items()
 
-    def load_(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` yielded.
-
-        Raises:
-            ValueError: naming the entry that is missing, unknown or of another shape.
-        """
+    def mismatch(self, state: Mapping[str, Tensor]) -> str | None:
+        """Say what keeps `state` from being loaded, if anything."""
         own = dict(self.state())
         if own.keys() != state.keys():
-            difference = ", ".join(sorted(own.keys() ^ state.keys()))
-            raise ValueError(f"the saved history and this one do not share: {difference}")
+            return f"the saved history and this one do not share {', '.join(sorted(own.keys() ^ state.keys()))}"
         for name, value in own.items():
-            saved = state[name]
-            # The last dimension of samples follows the largest batch seen.
-            if name.endswith("samples") and saved.shape[:-1] == value.shape[:-1]:
+            saved = state[name].shape
+            # Samples are as many as the largest batch so far needed.
+            if (saved[:-1] != value.shape[:-1]) if _is_samples(name) else (saved != value.shape):
+                return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"
+        return None
+
+    def load_(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` yielded."""
+        for name, saved in state.items():
+            if _is_samples(name):
                 self.widen_(name, saved.shape[-1])
                 self[name].zero_()[..., : saved.shape[-1]].copy_(saved)
-            elif saved.shape != value.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(value.shape)} here and {tuple(saved.shape)} in the state"
-                )
-            else:
-                value.copy_(saved)
+        for name, value in self.state():
+            if not _is_samples(name):
+                value.copy_(state[name])
+
+
+def _is_samples(name: str) -> bool:
+    return name.endswith("samples")

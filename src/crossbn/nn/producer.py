@@ -37,9 +37,7 @@ class Producer:
             parametrization = module.parametrizations["weight"]  # type: ignore[index]  # a ModuleDict
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
 
-    def _see_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor
-    ) -> None:
+    def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
         self._unread = len(self.sources)
         for source in self.sources:
             source.start_step()

@@ -67,9 +67,7 @@ class Source:
     producer (DenseNet) share its source, which then computes once per step.
     """
 
-    def __init__(
-        self, channels: int, producers: tuple[Producer, ...], settings: Settings, like: Tensor
-    ) -> None:
+    def __init__(self, channels: int, producers: tuple[Producer, ...], settings: Settings, like: Tensor) -> None:
         self.channels = channels
         self.producers = producers
         self.norms: list[CrossIterBatchNorm] = []
@@ -179,13 +177,8 @@ class Source:
         history = self.history
         if not weights:
             return torch.zeros_like(history["mean"]).expand(3, -1, -1)
-        shift = (
-            sum(C.project_mean(history[f"{i}.mean_grad"], w) for i, w in enumerate(weights))
-            - history["mean_at"]
-        )
-        slope = (
-            sum(C.project_var(history[f"{i}.var_grad"], w) for i, w in enumerate(weights)) - history["var_at"]
-        )
+        shift = sum(C.project_mean(history[f"{i}.mean_grad"], w) for i, w in enumerate(weights)) - history["mean_at"]
+        slope = sum(C.project_var(history[f"{i}.var_grad"], w) for i, w in enumerate(weights)) - history["var_at"]
         deviations = self._deviations(weights)
         curvature = torch.zeros_like(shift) if deviations is None else deviations.square().sum(2)
         return torch.stack([shift, slope, curvature])
@@ -197,9 +190,7 @@ class Source:
         projected = sum(C.project_samples(self.history[f"{i}.samples"], w) for i, w in enumerate(weights))
         return projected - self.history["samples"]
 
-    def _pool(
-        self, today: _Today, drift: Tensor, finite: Tensor, accept: Tensor, settings: Settings
-    ) -> Statistics:
+    def _pool(self, today: _Today, drift: Tensor, finite: Tensor, accept: Tensor, settings: Settings) -> Statistics:
         history = self.history
         past_mean, past_var = C.compensate(history["mean"] + today.bias, history["var"], *drift)
         # A batch that is not finite gets plain BatchNorm: nothing remembered takes part.
@@ -255,17 +246,13 @@ class Source:
             if where is None:
                 var_grad = C.var_grad(x, today.mean, y, weight, geometry)
             else:
-                var_grad = C.sampled_var_grad(
-                    C.outputs_at(x, where), today.mean, C.patches_at(y, geometry, where)
-                )
+                var_grad = C.sampled_var_grad(C.outputs_at(x, where), today.mean, C.patches_at(y, geometry, where))
             row[f"{i}.mean_grad"] = C.mean_grad(y, geometry, sizes) * today.local
             row[f"{i}.var_grad"] = var_grad * today.local
             row["mean_at"] += C.project_mean(row[f"{i}.mean_grad"].unsqueeze(0), weight)[0]
             row["var_at"] += C.project_var(row[f"{i}.var_grad"].unsqueeze(0), weight)[0]
             if settings.order == 2:
-                patches = C.patches_at(
-                    y, geometry, C.all_positions(sizes, x.device) if where is None else where
-                )
+                patches = C.patches_at(y, geometry, C.all_positions(sizes, x.device) if where is None else where)
                 samples = self._scale_samples(patches, i, today.local)
                 row[f"{i}.samples"] = samples
                 row["samples"] = row.get("samples", 0) + C.project_samples(samples.unsqueeze(0), weight)[0]

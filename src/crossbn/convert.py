@@ -1,0 +1,216 @@
+"""Turning the batch norms of a model into cross-iteration norms, in place, and back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from crossbn.conversion_report import COMPENSATED, LEFT, POOLED, ConversionReport, NormRecord
+from crossbn.functional import LINEAR_OPERATORS, geometry_of
+from crossbn.nn import (
+    CrossIterBatchNorm,
+    CrossIterBatchNorm1d,
+    CrossIterBatchNorm2d,
+    CrossIterBatchNorm3d,
+    CrossIterBatchNormAct2d,
+    Settings,
+)
+from crossbn.nn.producer import Producer
+from crossbn.nn.source import Source
+from crossbn.pairing import Pairing, Segment, find_pairs
+from crossbn.schedules import window_for
+
+_CONVERTED: dict[str, type[CrossIterBatchNorm]] = {
+    "torch.nn.modules.batchnorm.BatchNorm1d": CrossIterBatchNorm1d,
+    "torch.nn.modules.batchnorm.BatchNorm2d": CrossIterBatchNorm2d,
+    "torch.nn.modules.batchnorm.BatchNorm3d": CrossIterBatchNorm3d,
+    "torch.nn.modules.batchnorm.SyncBatchNorm": CrossIterBatchNorm,
+    "timm.layers.norm_act.BatchNormAct2d": CrossIterBatchNormAct2d,
+}
+
+
+def convert_(
+    model: nn.Module,
+    *,
+    window: int | None = None,
+    batch_size: int | None = None,
+    burn_in: int = 0,
+    order: int = 1,
+    positions: int | None = 128,
+    backward: str = "through",
+    invalid: str = "max",
+    sync: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    unpaired: str = "pool",
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    pairs: Mapping[str, str | Sequence[str]] | None = None,
+    example_inputs: tuple[Any, ...] | None = None,
+) -> ConversionReport:
+    """Turn every batch norm of `model` into a cross-iteration norm, in place.
+
+    Parameters, buffers and `state_dict` keys stay what and where they are, so an optimizer made before goes on
+    training them. Converting again changes the settings and nothing else.
+
+    Args:
+        model: any model.
+        window: steps to pool; give this or `batch_size`.
+        batch_size: examples per step, for the paper's window, `window_for(batch_size)`.
+        burn_in: training forwards with window 1 first.
+        order: of the Taylor polynomial: 0, 1 or 2.
+        positions: output positions to estimate the variance's gradient on; None for all.
+        backward: "through" or "detached".
+        invalid: "max" or "drop".
+        sync: pool over processes too. A `SyncBatchNorm` is synchronized in any case.
+        process_group: the processes, with `sync`.
+        unpaired: what becomes of a norm that no linear operator feeds: "pool", "bn" (left alone) or "error".
+        filter_fn: called with module and qualified name; the norms for which it is false are left alone.
+        pairs: producers of norms by qualified name, where the model's graph does not tell or is not to be believed.
+        example_inputs: positional arguments for one forward to watch, for models that cannot be traced.
+
+    Raises:
+        ValueError: for both or neither of `window` and `batch_size`, a setting out of range, a name in `pairs` that
+            the model does not have, or an unpaired norm with `unpaired="error"`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        >>> print(convert_(model, batch_size=4).summary())
+        1 norms: 1 compensated, 0 pooled, 0 left alone
+    """
+    settings = Settings(
+        _choose_window(window, batch_size), burn_in, order, positions, backward, invalid, sync, process_group
+    )
+    if unpaired not in ("pool", "bn", "error"):
+        raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
+    pairings = {**find_pairs(model, example_inputs), **_given_pairs(model, pairs or {})}
+    plan = {name: _decide(model, pairing, order, unpaired, filter_fn) for name, pairing in pairings.items()}
+    feeds = _Feeds(model)
+    for name, record in plan.items():
+        if record.status != LEFT:
+            norm = model.get_submodule(name)
+            segments = pairings[name].segments
+            if record.status == POOLED:
+                segments = (Segment(norm.num_features, (), False, record.reason),)  # type: ignore[arg-type]
+            _convert_norm_(norm, name, segments, settings, feeds)
+    return ConversionReport(tuple(plan.values()))
+
+
+def revert_(model: nn.Module) -> None:
+    """Turn every cross-iteration norm of `model` into the plain norm again, with the same parameters."""
+    for norm in cross_iteration_norms(model).values():
+        norm.become_plain_()
+
+
+def set_window_(model: nn.Module, window: int) -> None:
+    """Change the window of every cross-iteration norm now; the latest steps that fit are kept."""
+    for norm in cross_iteration_norms(model).values():
+        norm.configure_(replace(norm.settings, window=window))
+
+
+def cross_iteration_norms(model: nn.Module) -> dict[str, CrossIterBatchNorm]:
+    """Return the cross-iteration norms of `model` by qualified name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, CrossIterBatchNorm)}
+
+
+def _choose_window(window: int | None, batch_size: int | None) -> int:
+    if (window is None) == (batch_size is None):
+        raise ValueError(f"give exactly one of window and batch_size, got {window!r} and {batch_size!r}")
+    return window_for(batch_size) if batch_size is not None else window  # type: ignore[return-value]  # checked
+
+
+def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> dict[str, Pairing]:
+    modules = dict(model.named_modules())
+    given = {}
+    for name, value in pairs.items():
+        producers = (value,) if isinstance(value, str) else tuple(value)
+        norm = modules.get(name)
+        if not isinstance(norm, _BatchNorm):
+            raise ValueError(f"pairs names the norm {name!r}, which the model does not have")
+        for producer in producers:
+            operator = modules.get(producer)
+            if not isinstance(operator, LINEAR_OPERATORS):
+                raise ValueError(f"pairs names the producer {producer!r} of {name}, which is no operator of the model")
+            channels = geometry_of(operator).out_channels
+            if channels != norm.num_features:
+                raise ValueError(f"{name} has {norm.num_features} channels and its producer {producer} {channels}")
+        segment = Segment(norm.num_features, producers, len(producers) == 1, "given in pairs")
+        given[name] = Pairing(name, (segment,), exclusive=False)
+    return given
+
+
+def _decide(
+    model: nn.Module,
+    pairing: Pairing,
+    order: int,
+    unpaired: str,
+    filter_fn: Callable[[nn.Module, str], bool] | None,
+) -> NormRecord:
+    norm, name = model.get_submodule(pairing.name), pairing.name
+    producers = tuple(dict.fromkeys(p for segment in pairing.segments for p in segment.producers))
+    if filter_fn is not None and not filter_fn(norm, name):
+        return NormRecord(name, LEFT, producers, "filter_fn says so")
+    if isinstance(norm, LazyModuleMixin):
+        return NormRecord(
+            name, LEFT, (), f"{type(norm).__name__} has no parameters yet; run the model once, then convert"
+        )
+    if not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
+        reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
+        return NormRecord(name, LEFT, producers, reason)
+    if order == 0:
+        return NormRecord(name, POOLED, producers, "order 0 compensates nothing")
+    if producers:
+        lacking = [f"{s.channels} channels {s.reason}" for s in pairing.segments if not s.producers]
+        reason = f"pooled only: {'; '.join(lacking)}" if lacking else "; ".join(s.reason for s in pairing.segments)
+        return NormRecord(name, COMPENSATED, producers, reason)
+    reason = "; ".join(dict.fromkeys(segment.reason for segment in pairing.segments))
+    if unpaired == "error":
+        raise ValueError(f"no linear operator feeds {name or 'the model'}: {reason}")
+    return NormRecord(name, POOLED if unpaired == "pool" else LEFT, (), reason)
+
+
+class _Feeds:
+    """The producers and shared sources of one conversion: an operator is watched once, whomever it feeds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._producers: dict[str, Producer] = {}
+        self._shared: dict[tuple[str, Settings], Source] = {}
+
+    def operators(self, segment: Segment) -> tuple[nn.Module, ...]:
+        return tuple(self._model.get_submodule(name) for name in segment.producers)
+
+    def source(self, segment: Segment, norm: CrossIterBatchNorm) -> Source:
+        if not segment.direct:
+            return self._new_source(segment, norm)
+        key = (segment.producers[0], norm.settings)
+        if key not in self._shared:
+            self._shared[key] = self._new_source(segment, norm)
+        return self._shared[key]
+
+    def _new_source(self, segment: Segment, norm: CrossIterBatchNorm) -> Source:
+        for name, operator in zip(segment.producers, self.operators(segment), strict=True):
+            if name not in self._producers:
+                self._producers[name] = Producer(operator)
+        producers = tuple(self._producers[name] for name in segment.producers)
+        return Source(segment.channels, producers, norm.settings, norm.like)
+
+
+def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], settings: Settings, feeds: _Feeds) -> None:
+    if isinstance(norm, nn.SyncBatchNorm):
+        settings = replace(settings, sync=True, process_group=settings.process_group or norm.process_group)
+    if not isinstance(norm, CrossIterBatchNorm):
+        norm.__class__ = _CONVERTED[_type_name(norm)]
+        norm.adopt_(settings, name)  # type: ignore[operator]  # by now it has the method
+    elif norm.is_fed_by([(s.channels, feeds.operators(s)) for s in segments]):
+        norm.configure_(settings)
+        return
+    assert isinstance(norm, CrossIterBatchNorm)
+    norm.settings = settings
+    norm.feed_([feeds.source(segment, norm) for segment in segments])
+
+
+def _type_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -1,0 +1,43 @@
+"""The public answer: what one batch norm reads, channel by channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of channels of a norm's input.
+
+    Attributes:
+        channels: Width of the run.
+        producers: Qualified names of the linear operators summed into it; empty if there are none.
+        direct: The run is the output of its one producer: no sum, nothing added or applied.
+        reason: One phrase for people, such as ``conv1``, ``conv1 + conv2 + rest`` or ``after max_pool2d``.
+    """
+
+    channels: int
+    producers: tuple[str, ...]
+    direct: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What one norm reads.
+
+    Attributes:
+        name: Qualified name of the norm, as in ``model.named_modules()``.
+        segments: In channel order; their widths add up to the norm's ``num_features``.
+        exclusive: The norm reads exactly its one producer's output, nothing else does, and both are called
+            once: folding the norm into the producer is safe.
+    """
+
+    name: str
+    segments: tuple[Segment, ...]
+    exclusive: bool
+
+    @property
+    def producers(self) -> tuple[str, ...]:
+        """Every operator of every segment, each once, in channel order."""
+        return tuple(dict.fromkeys(name for segment in self.segments for name in segment.producers))

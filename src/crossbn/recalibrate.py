@@ -1,0 +1,65 @@
+"""Population statistics of a trained model."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from crossbn.functional import batch_moments, join_moments
+
+
+@torch.no_grad()
+def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Replace the running statistics of every batch norm by those of `batches`, all examples counted alike.
+
+    The model runs in evaluation mode, each norm normalizing with the statistics of all batches so far. That
+    serves batches of any size: no statistic is taken of a tiny batch alone, dropout is off, histories are left alone.
+
+    Args:
+        model: any model with batch norms, converted or not.
+        batches: inputs; of a tuple or list the first element counts, as from a loader of examples and labels.
+
+    Raises:
+        ValueError: if there is no batch.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
+    tallies = {norm: _Tally() for norm in norms}
+    flags = {module: module.training for module in model.modules()}
+    handles = [norm.register_forward_pre_hook(tally) for norm, tally in tallies.items()]
+    seen = 0
+    try:
+        model.eval()
+        for batch in batches:
+            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            seen += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, flag in flags.items():
+            module.training = flag
+    if not seen:
+        raise ValueError("recalibrate_ needs at least one batch, got none")
+
+
+class _Tally:
+    """Forward pre-hook of a norm: adds the input's moments to those before and hands them to the norm."""
+
+    def __init__(self) -> None:
+        self._sofar: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+        x = args[0]
+        mean, var = batch_moments(x)
+        count = mean.new_tensor(x.numel() // x.shape[1])
+        if self._sofar is not None:
+            past_mean, past_var, past_count = self._sofar
+            counts = torch.stack([past_count, count])
+            mean, var = join_moments(torch.stack([past_mean, mean]), torch.stack([past_var, var]), counts)
+            count = counts.sum()
+        self._sofar = mean, var, count
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var * count / (count - 1).clamp(min=1))
