@@ -153,9 +153,7 @@ def _decide(
     if filter_fn is not None and not filter_fn(norm, name):
         return NormRecord(name, LEFT, producers, "filter_fn says so")
     if isinstance(norm, LazyModuleMixin):
-        return NormRecord(
-            name, LEFT, (), f"{type(norm).__name__} has no parameters yet; run the model once, then convert"
-        )
+        return NormRecord(name, LEFT, (), f"{type(norm).__name__} has no shape yet; run the model once, then convert")
     if not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
         reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
         return NormRecord(name, LEFT, producers, reason)
@@ -163,12 +161,18 @@ def _decide(
         return NormRecord(name, POOLED, producers, "order 0 compensates nothing")
     if producers:
         lacking = [f"{s.channels} channels {s.reason}" for s in pairing.segments if not s.producers]
-        reason = f"pooled only: {'; '.join(lacking)}" if lacking else "; ".join(s.reason for s in pairing.segments)
+        reason = f"pooled only: {'; '.join(lacking)}" if lacking else _describe(pairing)
         return NormRecord(name, COMPENSATED, producers, reason)
     reason = "; ".join(dict.fromkeys(segment.reason for segment in pairing.segments))
     if unpaired == "error":
         raise ValueError(f"no linear operator feeds {name or 'the model'}: {reason}")
     return NormRecord(name, POOLED if unpaired == "pool" else LEFT, (), reason)
+
+
+def _describe(pairing: Pairing) -> str:
+    if len(pairing.segments) > 1:
+        return f"concatenation of {len(pairing.segments)}"
+    return "direct" if pairing.segments[0].direct else "sum"
 
 
 class _Feeds:

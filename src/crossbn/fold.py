@@ -51,7 +51,9 @@ def _fold_into_(operator: nn.Module, norm: _BatchNorm) -> None:
     scale = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
-    bias = (0 if operator.bias is None else operator.bias) - norm.running_mean
+    bias = -norm.running_mean
+    if isinstance(operator.bias, Tensor):
+        bias = bias + operator.bias
     shift = bias * scale if norm.bias is None else bias * scale + norm.bias
     scaled = unflatten_weight(flatten_weight(weight, geometry) * scale.unsqueeze(1), geometry)
     operator.weight = nn.Parameter(scaled.to(weight.dtype).contiguous(), requires_grad=False)

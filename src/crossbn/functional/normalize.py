@@ -79,7 +79,7 @@ class _Normalize(torch.autograd.Function):
         invstd = torch.rsqrt(var + ctx.eps)
         if ctx.group is None:
             dx, grad_weight, grad_bias = _backward(grad, x, mean, invstd, share, weight, ctx.eps)
-            sums = grad_bias, grad_weight
+            sums = torch.stack([grad_bias, grad_weight])
         else:
             dx, grad_weight, grad_bias, sums = _sync_backward(
                 grad, x, mean, var, share, weight, count, ctx.eps, ctx.group

@@ -34,7 +34,7 @@ class Producer:
             module.register_load_state_dict_post_hook(self._see_load),
         ]
         if parametrize.is_parametrized(module, "weight"):
-            parametrization = module.parametrizations["weight"]  # type: ignore[index]  # a ModuleDict
+            parametrization: nn.Module = module.parametrizations["weight"]  # type: ignore[index, assignment]
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
 
     def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:

@@ -67,7 +67,7 @@ class Record:
 
     def keep_with(self, y: Tensor) -> None:
         """Tie the record's life to the graph that will replay the forward whose output is `y`."""
-        node = _enclosing_function() if y.grad_fn is None else y.grad_fn
+        node: Any = _enclosing_function() if y.grad_fn is None else y.grad_fn
         if node is not None:
             node.metadata.setdefault("crossbn", []).append(self)
 
