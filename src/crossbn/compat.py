@@ -76,7 +76,7 @@ def _operators_exist(package: tuple[str, ...]) -> bool:
         if extension is None or extension.origin is None:
             return False
         try:
-            torch.ops.load_library(extension.origin)  # type: ignore[no-untyped-call]  # torch has no types here
+            torch.ops.load_library(extension.origin)
         except OSError:
             return False
     return hasattr(torch.ops.torchvision, "nms")

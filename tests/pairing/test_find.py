@@ -252,6 +252,18 @@ def test_every_operator(operator: nn.Module, norm: nn.Module, shape: tuple[int, 
     assert find_both_ways(net, torch.rand(shape)) == Pairing("norm", CONV, exclusive=True)
 
 
+def test_write_inside_a_leaf_is_noticed_by_watching(x: Tensor) -> None:
+    class GreedyConv2d(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.relu_())
+
+    net = Net(
+        lambda net, x: (out := net.conv(x), net.greedy(out), net.norm(out)),
+        greedy=GreedyConv2d(4, 4, 1),
+    )
+    assert find_by_watching(net, x)["norm"].segments == (opaque("changed in place by a write out of sight"),)
+
+
 def test_linear_over_more_than_two_dimensions_is_told_by_watching() -> None:
     net = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
     assert find_by_watching(net, torch.rand(2, 5, 5))["1"].segments == (opaque("0 on 3 dimensions", 5),)
