@@ -7,7 +7,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from crossbn.conversion_report import COMPENSATED, LEFT, POOLED, ConversionReport, NormRecord
 from crossbn.functional import LINEAR_OPERATORS, geometry_of
@@ -73,7 +72,7 @@ def convert_(
 
     Raises:
         ValueError: for both or neither of `window` and `batch_size`, a setting out of range, a name in `pairs` that
-            the model does not have, or an unpaired norm with `unpaired="error"`.
+            the model does not have, a lazy module without a shape, or an unpaired norm with `unpaired="error"`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))

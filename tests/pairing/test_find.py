@@ -252,6 +252,12 @@ def test_every_operator(operator: nn.Module, norm: nn.Module, shape: tuple[int, 
     assert find_both_ways(net, torch.rand(shape)) == Pairing("norm", CONV, exclusive=True)
 
 
+def test_conversion_that_changes_nothing_is_noticed_by_watching(x: Tensor) -> None:
+    body: Body = lambda net, x: net.norm(net.conv(x).float())  # noqa: E731
+    assert find_by_watching(Net(body), x)["norm"].segments == CONV
+    assert find_by_watching(Net(body).double(), x.double())["norm"].segments == (opaque("after float"),)
+
+
 def test_write_inside_a_leaf_is_noticed_by_watching(x: Tensor) -> None:
     class GreedyConv2d(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:

@@ -50,19 +50,20 @@ def test_shared_part_called_twice_is_seen_to_differ() -> None:
     assert reasons(pairs) == {"model.norm": "called 2 times with different inputs"}
 
 
-def test_a_traced_norm_that_only_an_example_reaches() -> None:
-    class Optional(nn.Module):
+def test_a_whole_trace_is_completed_by_an_example_not_replaced() -> None:
+    class OptionalHead(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.norm, self.extra = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+            self.conv, self.norm, self.head = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
 
-        def forward(self, x: Tensor, twice: bool = False) -> Any:
-            out = self.norm(self.conv(x))
-            return self.extra(out) if twice else out
+        def forward(self, x: Tensor, with_head: bool = False) -> Any:
+            out = self.norm(self.conv(x) if self.training else self.conv(x).relu())
+            return self.head(out) if with_head else out
 
-    assert reasons(find_pairs(Optional())) == {"norm": "conv", "extra": NOT_REACHED}
-    pairs = find_pairs(Optional(), (torch.rand(1, 3, 2, 2), True))
-    assert reasons(pairs) == {"norm": "conv", "extra": "after batch_norm2d"}
+    model = OptionalHead().eval()
+    assert reasons(find_pairs(model)) == {"norm": "conv", "head": NOT_REACHED}
+    pairs = find_pairs(model, (torch.rand(1, 3, 2, 2), True))
+    assert reasons(pairs) == {"norm": "conv", "head": "after batch_norm2d"}
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False), nn.SyncBatchNorm(4)])

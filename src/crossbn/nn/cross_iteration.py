@@ -194,7 +194,7 @@ class CrossIterBatchNorm(_BatchNorm):
         active = torch.ones((), dtype=torch.bool, device=x.device)
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
-            self.burnt += int(remember)
+            self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
         if len(self._segments) == 1:
             source = self._segments[0].source
             return [source.statistics(x, mean, var, self.settings, remember=remember, active=active)]

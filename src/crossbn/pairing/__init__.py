@@ -5,8 +5,8 @@ Two front ends watch the calls a model makes and tell one `Ledger` about them:
     symbolic.py   traces the model without data          calls of torch.fx nodes
     watching.py   runs it once on an example input       calls of real tensors
 
-The ledger (`ledger.py`) keeps an expression for every tensor (`description.py`), with the meaning of torch's
-functions and modules taken from `calls.py` and `modules.py`. `find.py` turns what reached each norm into the
+The ledger (`ledger.py`) keeps a `Value` (`value.py`) for every tensor: an expression of what it is made of
+(`description.py`) and who reads it. `calls.py` and `modules.py` know what torch's functions and modules mean. `find.py` turns what reached each norm into the
 public records (`records.py`). `untouched.py` guards the model while it is being looked at.
 """
 

@@ -118,7 +118,7 @@ class _Watcher(TorchFunctionMode):
         if sight is None:
             self._remember(argument, Value(Opaque("made out of sight")))
             return self._sights[id(argument)].value
-        if False and sight.value.description is sight.description:
+        if sight.version != _version(argument) and sight.value.description is sight.description:
             # Written to, and no call that the ledger knows of has done it.
             sight.value.description = changed_in_place(sight.description, "a write out of sight")
         return sight.value

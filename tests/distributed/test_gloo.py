@@ -1,0 +1,93 @@
+"""Two processes on gloo: per-process histories by default, joined statistics with sync=True."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import crossbn
+
+WORLD = 2
+BATCHES = [(2, 2), (3, 1), (1, 2), (2, 4), (2, 2)]  # examples per process, step by step
+Log = list[dict[str, Tensor]]
+
+
+def build(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.ConvTranspose2d(4, 6, 2, stride=2, bias=False),
+        nn.BatchNorm2d(6),
+    ).double()
+    crossbn.convert_(model, window=3, positions=None, **options)
+    return model
+
+
+def data(step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [
+        torch.randn(n, 3, 5, 4, generator=generator, dtype=torch.float64) + rank for rank, n in enumerate(BATCHES[step])
+    ]
+
+
+def train(model: nn.Module, core: nn.Module, parts: list[list[Tensor]], scale: float) -> Log:
+    """Train on the given parts of each step's data; log what the comparison needs. The loss is a sum over examples."""
+    optimizer = torch.optim.SGD(core.parameters(), 0.02)
+    log: Log = []
+    for batches in parts:
+        x = torch.cat(batches)
+        optimizer.zero_grad()
+        out = model(x)
+        (out.sin() * torch.linspace(0, 1, 6, dtype=torch.float64).reshape(6, 1, 1)).sum().mul(scale).backward()
+        optimizer.step()
+        log.append({"out": out.detach(), **{k: v.clone() for k, v in core.state_dict().items()}})
+    return log
+
+
+def worker(rank: int, folder: str, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    core = build(**options)
+    # DDP averages gradients over processes; the loss of the joined batch is their sum.
+    model = DistributedDataParallel(core, broadcast_buffers=False)
+    log = train(model, core, [[data(step)[rank]] for step in range(len(BATCHES))], float(WORLD))
+    torch.save({"log": log, "history": crossbn.history_state(core)}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    mp.spawn(worker, (str(folder), options), nprocs=WORLD)  # type: ignore[no-untyped-call]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"order": 2}, {"backward": "detached", "invalid": "drop"}], ids=str)
+def test_sync_equals_one_process_with_the_joined_batch(tmp_path: Path, options: dict[str, Any]) -> None:
+    results = run(tmp_path, sync=True, **options)
+    alone = build(**options)
+    expected = train(alone, alone, [data(step) for step in range(len(BATCHES))], 1.0)
+    for step, want in enumerate(expected):
+        logs = [result["log"][step] for result in results]
+        torch.testing.assert_close(torch.cat([log["out"] for log in logs]), want["out"], rtol=1e-9, atol=1e-10)
+        for log in logs:
+            for key in want.keys() - {"out"}:
+                torch.testing.assert_close(log[key], want[key], rtol=1e-9, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.slow
+def test_histories_stay_per_process(tmp_path: Path) -> None:
+    first, second = run(tmp_path)
+    # Same weights everywhere, as DDP has it; each process remembers its own batches.
+    for key in ("0.weight", "1.weight", "3.weight"):
+        assert torch.equal(first["log"][-1][key], second["log"][-1][key])
+    for rank, result in enumerate((first, second)):
+        counts = result["history"]["1/0/count"]
+        assert sorted(counts.tolist()) == sorted(sizes[rank] * 20.0 for sizes in BATCHES[-2:])
+    assert not torch.allclose(first["history"]["1/0/mean"], second["history"]["1/0/mean"])

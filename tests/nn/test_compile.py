@@ -1,0 +1,58 @@
+"""A compiled training step: one graph, no break, no recompilation, the losses of eager."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import crossbn
+
+
+def build(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 25, 4),
+    ).double()
+    crossbn.convert_(model, window=3, **options)
+    return model
+
+
+def train(model: nn.Module, call: Any, steps: int = 6) -> tuple[list[float], list[int]]:
+    """Return the losses and how many graphs had been compiled after each step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(1)
+    losses, graphs = [], []
+    for _ in range(steps):
+        x = torch.randn(2, 3, 12, 12, generator=generator, dtype=torch.float64)
+        target = torch.randint(4, (2,), generator=generator)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(call(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        graphs.append(counters["stats"]["unique_graphs"])
+    return losses, graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"burn_in": 2}, {"positions": 16}], ids=str)
+def test_compiled_equals_eager(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    eager, compiled = build(**options), build(**options)
+    expected, _ = train(eager, eager)
+    losses, graphs = train(compiled, torch.compile(compiled, fullgraph=True))
+    assert losses == pytest.approx(expected, rel=1e-9)
+    assert graphs == [1] * 6  # the end of burn-in costs no recompilation either
+    assert not counters["graph_break"]
+    for key, tensor in crossbn.history_state(eager).items():
+        torch.testing.assert_close(crossbn.history_state(compiled)[key], tensor, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,53 @@
+"""Imports go down only, and `import crossbn` loads torch and nothing else of weight."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crossbn
+
+ROOT = Path(crossbn.__file__).parent
+LEVELS = [
+    {"functional", "schedules", "compat", "conversion_report"},
+    {"nn"},
+    {"pairing", "convert", "history_state", "fold", "recalibrate", "cost", "analysis"},
+    {"integrations", "recipes"},
+    {"experiments"},
+    {"report"},
+    {"cli"},
+]
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def imported(path: Path) -> set[str]:
+    """Names of the parts of crossbn that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "crossbn":
+            parts = node.module.split(".")[1:]
+            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("crossbn.")}
+    return {name for name in found if not name.startswith("__")}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    own = LEVEL_OF[part_of(path)]
+    upward = {name for name in imported(path) if LEVEL_OF[name] > own}
+    assert not upward, f"{path.name} is on level {own} and imports {upward}"
+
+
+def test_importing_is_light() -> None:
+    heavy = ("torchvision", "lightning", "matplotlib", "sklearn", "typer", "rich", "timm", "onnx")
+    code = f"import sys, crossbn; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
