@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.conversion_report import COMPENSATED, LEFT, POOLED, ConversionReport, NormRecord
-from crossbn.functional import LINEAR_OPERATORS, geometry_of
+from crossbn.functional import geometry_of, is_linear_operator
 from crossbn.nn import (
     CrossIterBatchNorm,
     CrossIterBatchNorm1d,
@@ -130,7 +130,7 @@ def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> 
             raise ValueError(f"pairs names the norm {name!r}, which the model does not have")
         for producer in producers:
             operator = modules.get(producer)
-            if not isinstance(operator, LINEAR_OPERATORS):
+            if operator is None or not is_linear_operator(operator):
                 raise ValueError(f"pairs names the producer {producer!r} of {name}, which is no operator of the model")
             channels = geometry_of(operator).out_channels
             if channels != norm.num_features:
@@ -151,8 +151,6 @@ def _decide(
     producers = tuple(dict.fromkeys(p for segment in pairing.segments for p in segment.producers))
     if filter_fn is not None and not filter_fn(norm, name):
         return NormRecord(name, LEFT, producers, "filter_fn says so")
-    if isinstance(norm, LazyModuleMixin):
-        return NormRecord(name, LEFT, (), f"{type(norm).__name__} has no shape yet; run the model once, then convert")
     if not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
         reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
         return NormRecord(name, LEFT, producers, reason)
@@ -202,15 +200,18 @@ class _Feeds:
 
 
 def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], settings: Settings, feeds: _Feeds) -> None:
-    if isinstance(norm, nn.SyncBatchNorm):
-        settings = replace(settings, sync=True, process_group=settings.process_group or norm.process_group)
-    if not isinstance(norm, CrossIterBatchNorm):
+    fresh = not isinstance(norm, CrossIterBatchNorm)
+    if fresh:
         norm.__class__ = _CONVERTED[_type_name(norm)]
-        norm.adopt_(settings, name)  # type: ignore[operator]  # by now it has the method
+    assert isinstance(norm, CrossIterBatchNorm)
+    if norm.plain_type() is nn.SyncBatchNorm:
+        group = settings.process_group or getattr(norm, "process_group", None)
+        settings = replace(settings, sync=True, process_group=group)
+    if fresh:
+        norm.adopt_(settings, name)
     elif norm.is_fed_by([(s.channels, feeds.operators(s)) for s in segments]):
         norm.configure_(settings)
         return
-    assert isinstance(norm, CrossIterBatchNorm)
     norm.settings = settings
     norm.feed_([feeds.source(segment, norm) for segment in segments])
 

@@ -47,7 +47,7 @@ def test_shared_part_called_twice_is_seen_to_differ() -> None:
     shared = nn.BatchNorm2d(4)
     net = Untraceable(Net(lambda net, x: net.norm(net.conv(x)) + net.again(net.other(x)), norm=shared, again=shared))
     pairs = find_pairs(net, (torch.rand(1, 3, 2, 2),))
-    assert reasons(pairs) == {"model.norm": "called 2 times with different inputs"}
+    assert reasons(pairs) == {"model.norm": "called 2 times in a forward"}
 
 
 def test_a_whole_trace_is_completed_by_an_example_not_replaced() -> None:

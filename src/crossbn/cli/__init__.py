@@ -1,1 +1,39 @@
+"""The command `crossbn`: one file per verb."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossbn.cli.extras import require
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> None:
+    """Run the command with the arguments of this process."""
+    require("rich", "typer")
+    make_app()()
+
+
+def make_app() -> typer.Typer:
+    """Return the command with all its verbs."""
+    import typer  # here, so that `main` can say what is missing
+
+    from crossbn.cli.demo import demo
+
+    # Plain text instead of boxes: an error is one sentence that a script can read, too.
+    app = typer.Typer(
+        name="crossbn",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_describe)  # with a callback, a single verb stays a verb
+    app.command()(demo)
+    return app
+
+
+def _describe() -> None:
+    """Cross-iteration batch normalization: networks with BatchNorm that train well on tiny batches."""

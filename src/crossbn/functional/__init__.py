@@ -5,6 +5,7 @@ from crossbn.functional.geometry import (
     Geometry,
     flatten_weight,
     geometry_of,
+    is_linear_operator,
     unflatten_weight,
 )
 from crossbn.functional.moments import accumulation_dtype, batch_moments, join_moments
@@ -32,6 +33,7 @@ __all__ = [
     "flatten_weight",
     "follow_weight",
     "geometry_of",
+    "is_linear_operator",
     "join_moments",
     "mean_grad",
     "normalize",

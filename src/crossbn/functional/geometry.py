@@ -53,6 +53,18 @@ class Geometry:
         ]
 
 
+def is_linear_operator(module: nn.Module) -> bool:
+    """Tell whether a module is a convolution, transposed convolution or linear layer that computes as torch's does.
+
+    A subclass with a forward of its own may use other weights or another padding than its attributes say.
+    """
+    kind = next((kind for kind in LINEAR_OPERATORS if isinstance(module, kind)), None)
+    if kind is None:
+        return False
+    methods = ("forward", "_conv_forward") if kind in Convolution else ("forward",)
+    return all(getattr(type(module), name) is getattr(kind, name) for name in methods)
+
+
 def geometry_of(module: nn.Module) -> Geometry:
     """Read the geometry off a convolution, transposed convolution or linear layer.
 
@@ -63,10 +75,14 @@ def geometry_of(module: nn.Module) -> Geometry:
         >>> geometry_of(nn.Conv1d(4, 6, 3, padding="same", groups=2)).padding
         ((1, 1),)
     """
+    if not is_linear_operator(module):
+        raise TypeError(
+            f"a producer must be a convolution, transposed convolution or linear layer with torch's own forward, "
+            f"got {module!r}"
+        )
     if isinstance(module, nn.Linear):
         return Geometry(module.out_features, module.in_features)
-    if not isinstance(module, (*Convolution, *TransposedConvolution)):
-        raise TypeError(f"a producer must be a convolution, transposed convolution or linear layer, got {module!r}")
+    assert isinstance(module, (*Convolution, *TransposedConvolution))
     padding: tuple[tuple[int, int], ...]
     if isinstance(module.padding, str):
         # "same" puts the odd one behind; "valid" is no padding at all.

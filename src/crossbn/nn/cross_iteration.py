@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import batch_moments, normalize
+from crossbn.functional import batch_moments, is_linear_operator, normalize
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
 from crossbn.nn.settings import Settings
@@ -109,6 +109,12 @@ class CrossIterBatchNorm(_BatchNorm):
             TypeError: if a producer is something else.
             ValueError: if it has another number of channels than the norm.
         """
+        for module in producers:
+            if not is_linear_operator(module):
+                raise TypeError(
+                    f"{self.label}: a producer must be a convolution, transposed convolution or linear layer with "
+                    f"torch's own forward, got {module}"
+                )
         watched = tuple(Producer(module) for module in producers)
         for producer in watched:
             if producer.geometry.out_channels != self.num_features:
@@ -122,11 +128,11 @@ class CrossIterBatchNorm(_BatchNorm):
     def feed_(self, sources: list[Source]) -> None:
         """Take these sources, whose channels add up to the norm's, for the present ones."""
         for segment in self._segments:
-            segment.source.release(self)
+            segment.source.release()
         self._segments = []
         start = 0
         for source in sources:
-            source.norms.append(self)
+            source.readers += 1
             self._segments.append(Segment(source, start, start + source.channels))
             start += source.channels
 
@@ -142,14 +148,15 @@ class CrossIterBatchNorm(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` [N, C, ...]."""
         self._check_input(x)
-        if not self.training:
-            return super().forward(x)
-        y = self._train_forward(x)
-        for source in self.sources:
-            source.finish_step()
-        return y
+        try:
+            return self._train_forward(x) if self.training else super().forward(x)
+        finally:
+            for source in self.sources:
+                source.finish_step()
 
     def _train_forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return self._batch_norm(x, update=False)
         run = current_pass()
         record = self._ledger.find(batch_moments(x.detach())[0]) if run is Pass.REPLAY else None
         if record is not None:
@@ -157,12 +164,15 @@ class CrossIterBatchNorm(_BatchNorm):
                 return self._batch_norm(x, update=False)
             return self._normalize(x, record.statistics)
         statistics = None
-        if self._in_burn_in(run):
+        alone = self._in_burn_in()
+        if alone and self.settings.active_group is None:
             y = self._batch_norm(x, update=True)
         else:
-            statistics = self._statistics(x, remember=run is Pass.TRAIN)
+            statistics = self._statistics(x, remember=run is Pass.TRAIN, pooling=not alone)
             y = self._normalize(x, statistics)
             self._update_running(statistics)
+        if alone and run is Pass.TRAIN:
+            self.burnt.add_(1).clamp_(max=self.settings.burn_in)
         if run is not Pass.LOOK and may_be_replayed():
             self._ledger.add(Record(batch_moments(x.detach())[0], statistics), y)
         return y
@@ -178,36 +188,26 @@ class CrossIterBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
         self._check_input(input)
 
-    def _in_burn_in(self, run: Pass) -> bool:
+    def _in_burn_in(self) -> bool:
         if self.settings.window == 1:
             return True
         # A compiled step does the same with tensors (`_statistics`): no branch, so no recompilation.
-        if self.settings.burn_in == 0 or torch.compiler.is_compiling() or int(self.burnt) >= self.settings.burn_in:
-            return False
-        if run is Pass.TRAIN:
-            self.burnt += 1
-        return True
+        burn_in = self.settings.burn_in
+        return burn_in > 0 and not torch.compiler.is_compiling() and int(self.burnt) < burn_in
 
-    def _statistics(self, x: Tensor, remember: bool) -> list[Statistics]:
+    def _statistics(self, x: Tensor, remember: bool, pooling: bool) -> list[Statistics]:
         x = x.detach()
         mean, var = batch_moments(x)
-        active = torch.ones((), dtype=torch.bool, device=x.device)
+        finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
+        active = torch.full((), pooling, dtype=torch.bool, device=x.device)
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
         if len(self._segments) == 1:
-            source = self._segments[0].source
-            return [source.statistics(x, mean, var, self.settings, remember=remember, active=active)]
+            return [self._segments[0].source.statistics(x, mean, var, finite, active, remember, self)]
         return [
-            source.statistics(
-                x[:, start:stop],
-                mean[start:stop],
-                var[start:stop],
-                self.settings,
-                remember=remember,
-                active=active,
-            )
-            for source, start, stop in self._segments
+            source.statistics(x[:, a:b], mean[a:b], var[a:b], finite, active, remember, self)
+            for source, a, b in self._segments
         ]
 
     def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
@@ -219,8 +219,9 @@ class CrossIterBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _update_running(self, statistics: list[Statistics]) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
+        assert self.num_batches_tracked is not None
         mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
         positions = torch.cat([each.positions for each in statistics])
         finite = torch.stack([each.finite for each in statistics]).all()
@@ -238,10 +239,10 @@ class CrossIterBatchNorm(_BatchNorm):
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-        tracked = self.num_batches_tracked + 1
-        momentum = 1 / float(tracked) if self.momentum is None else self.momentum
+        assert self.num_batches_tracked is not None
+        momentum = 1 / float(self.num_batches_tracked + 1) if self.momentum is None else self.momentum
         mean, var = self.running_mean.clone(), self.running_var.clone()
         y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
         if update:

@@ -49,7 +49,8 @@ class History:
 
     def clear_(self) -> None:
         """Forget everything."""
-        self.pushed.zero_()
+        for _, tensor in self.state():
+            tensor.zero_()
 
     def resize_(self, slots: int) -> None:
         """Change the number of slots; the latest steps that fit are kept."""
@@ -74,6 +75,13 @@ class History:
             wide = accumulation_dtype(moved.dtype)
             self.rings[name] = moved if moved.dtype == wide else ring.to(moved.device, wide)
         self.pushed = function(self.pushed)
+
+    def move_(self, like: Tensor) -> None:
+        """Go where `like` is, in its type, if not there: for a norm that has no tensor of its own to follow."""
+        if (self["mean"].device, self["mean"].dtype) != (like.device, like.dtype):
+            self.apply_(
+                lambda tensor: tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
+            )
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor with its name."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from crossbn.functional import flatten_weight, geometry_of
+from crossbn.nn.replay import Pass, current_pass, may_be_replayed
 
 if TYPE_CHECKING:
     from crossbn.nn.source import Source
@@ -38,11 +39,12 @@ class Producer:
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
 
     def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
-        self._unread = len(self.sources)
         for source in self.sources:
             source.start_step()
-        if any(norm.training for source in self.sources for norm in source.norms):
-            self._input = (args[0] if args else kwargs["input"]).detach()
+        self._unread = len(self.sources)
+        # Only a training step reads the input; norms in evaluation mode let go of it as well.
+        training = current_pass() is Pass.TRAIN
+        self._input = (args[0] if args else kwargs["input"]).detach() if training else None
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
             self._parameter = module._parameters.get("weight")
@@ -69,7 +71,7 @@ class Producer:
         """
         if self._input is None:
             raise RuntimeError(f"{norm}: its producer {self.module} has not run before it")
-        if not self._input.ndim - 2 == x.ndim - 2 == len(self.geometry.kernel):
+        if not self._input.ndim == x.ndim == len(self.geometry.kernel) + 2 or len(self._input) != len(x):
             raise ValueError(
                 f"{norm}: normalizes {tuple(x.shape)}, which is not what its producer {self.module} makes of "
                 f"{tuple(self._input.shape)}"
@@ -84,7 +86,9 @@ class Producer:
 
     def weight(self) -> Tensor:
         """Return today's weight, one row per output channel; differentiable."""
-        weight = self.module.weight if self._weight is None else self._weight
+        # A region that is computed again must make the same graph then, when the operator, outside of it, has not run.
+        seen = None if may_be_replayed() else self._weight
+        weight = self.module.weight if seen is None else seen
         return flatten_weight(weight, self.geometry)  # type: ignore[arg-type]  # Module attributes are untyped
 
     @property

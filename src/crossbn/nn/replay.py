@@ -7,7 +7,7 @@ need it, and the norm itself only has a weak reference.
 
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterator
 from enum import Enum
 from types import FrameType
 from typing import Any
@@ -30,44 +30,69 @@ def current_pass() -> Pass:
         return Pass.TRAIN if torch.is_grad_enabled() else Pass.LOOK
     if torch._C._current_graph_task_id() != -1:
         return Pass.REPLAY
-    return Pass.TRAIN if torch.is_grad_enabled() or _enclosing_function() is not None else Pass.LOOK
+    return Pass.TRAIN if torch.is_grad_enabled() or _enclosing_function("forward") is not None else Pass.LOOK
 
 
 def may_be_replayed() -> bool:
     """Tell whether the running forward lies in a region that backward may compute again."""
-    if torch.compiler.is_compiling():
-        return False
-    if not torch.is_grad_enabled():
-        return True
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return not torch.compiler.is_compiling() and (not torch.is_grad_enabled() or _saved_tensor_hooks() is not None)
 
 
-def _enclosing_function() -> Any:
-    """Return the context of the `autograd.Function` whose forward is running, if any.
+def _saved_tensor_hooks() -> tuple[Any, Any] | None:
+    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks
+
+
+def _callers(name: str) -> Iterator[FrameType]:
+    """Yield the running functions of that name, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == name:
+            yield frame
+        frame = frame.f_back
+
+
+def _enclosing_function(method: str) -> Any:
+    """Return the context of the recorded `autograd.Function` whose forward (or backward) is running, if any.
 
     Reentrant checkpointing, torch's and others', runs the first forward without gradients inside such a Function,
     which no flag of torch distinguishes from `no_grad`; the call stack does. Only looked at without gradients.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
+    for frame in _callers(method):
+        if frame.f_code.co_argcount:
             context = frame.f_locals.get(frame.f_code.co_varnames[0])
-            if isinstance(context, torch.autograd.function.FunctionCtx):
+            if isinstance(context, torch.autograd.function.FunctionCtx) and context.next_functions:  # type: ignore[attr-defined]
                 return context
-        frame = frame.f_back
     return None
 
 
+def _region() -> int | None:
+    """Identify the checkpointed region that runs, the same at first and again; None where torch does not tell."""
+    if torch._C._current_graph_task_id() == -1:
+        if not torch.is_grad_enabled():
+            return id(_enclosing_function("forward"))
+        hooks = _saved_tensor_hooks()
+        closure = getattr(hooks[0], "__closure__", None) or () if hooks else ()
+        cells = dict(zip(hooks[0].__code__.co_freevars, closure, strict=True)) if hooks and closure else {}
+        return id(cells["frame"].cell_contents) if "frame" in cells else None
+    replaying = next(_callers("unpack_hook"), None)
+    if replaying is not None and "frame" in replaying.f_locals:
+        return id(replaying.f_locals["frame"])
+    context = _enclosing_function("backward")
+    return None if context is None else id(context)
+
+
 class Record:
-    """What one forward used: the batch's mean, by which the repetition is recognised, and the statistics."""
+    """What one forward used: the statistics, and by what its repetition is recognised."""
 
     def __init__(self, mean: Tensor, statistics: Any) -> None:
         self.mean = mean
         self.statistics = statistics
+        self.region = _region()
 
     def keep_with(self, y: Tensor) -> None:
         """Tie the record's life to the graph that will replay the forward whose output is `y`."""
-        node: Any = _enclosing_function() if y.grad_fn is None else y.grad_fn
+        node: Any = _enclosing_function("forward") if y.grad_fn is None else y.grad_fn
         if node is not None:
             node.metadata.setdefault("crossbn", []).append(self)
 
@@ -84,8 +109,12 @@ class Ledger:
         self._records.add(record)
 
     def find(self, mean: Tensor) -> Record | None:
-        """Return the record of the forward whose batch had this mean: the nearest, as kernels may round anew."""
-        records: Iterable[Record] = self._records
+        """Return the record of the forward that is being repeated.
+
+        It is of the same region, and its batch had this mean: the nearest, as kernels may round anew.
+        """
+        region = _region()
+        records = [record for record in self._records if record.region == region] or list(self._records)
         return min(records, key=lambda record: float((record.mean - mean).abs().sum()), default=None)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,12 @@ from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
 from crossbn.nn.settings import Settings
 
-if TYPE_CHECKING:
-    from crossbn.nn.cross_iteration import CrossIterBatchNorm
+
+class Named(Protocol):
+    """What a source has to know of a norm."""
+
+    label: str
+    settings: Settings
 
 
 class Jacobian(NamedTuple):
@@ -70,12 +75,14 @@ class Source:
     def __init__(self, channels: int, producers: tuple[Producer, ...], settings: Settings, like: Tensor) -> None:
         self.channels = channels
         self.producers = producers
-        self.norms: list[CrossIterBatchNorm] = []
+        self.readers = 0
         self._current: Statistics | None = None
         self._unread = 0
         for producer in producers:
             producer.sources.append(self)
-        self.history = History(settings.window - 1, self._shapes(settings), like)
+        weight = producers[0].module.weight if producers else like
+        assert isinstance(weight, Tensor)
+        self.history = History(settings.window - 1, self._shapes(settings), weight)
 
     def _shapes(self, settings: Settings) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"mean": (self.channels,), "var": (self.channels,), "count": ()}
@@ -103,7 +110,7 @@ class Source:
     def start_step(self) -> None:
         """A producer has run: what was computed before is of an earlier step."""
         self._current = None
-        self._unread = len(self.norms)
+        self._unread = self.readers
 
     def finish_step(self) -> None:
         """A norm is done; the last one lets go of the step."""
@@ -113,15 +120,15 @@ class Source:
             for producer in self.producers:
                 producer.finish_step()
 
-    def release(self, norm: CrossIterBatchNorm) -> None:
-        """Stop feeding `norm`; the last one lets go of the producers."""
-        self.norms.remove(norm)
-        if not self.norms:
+    def release(self) -> None:
+        """Stop feeding a norm; the last one lets go of the producers."""
+        self.readers -= 1
+        if not self.readers:
             for producer in self.producers:
                 producer.release(self)
 
     def statistics(
-        self, x: Tensor, mean: Tensor, var: Tensor, settings: Settings, *, remember: bool, active: Tensor
+        self, x: Tensor, mean: Tensor, var: Tensor, finite: Tensor, active: Tensor, remember: bool, norm: Named
     ) -> Statistics:
         """Return the statistics at this step, computed by the first norm to ask.
 
@@ -129,13 +136,15 @@ class Source:
             x: the channels that this source feeds, [N, C, ...].
             mean: its mean.
             var: its biased variance.
-            settings: of the norm.
-            remember: whether this step enters the history.
+            finite: scalar; whether the moments of all the norm's channels are.
             active: scalar; where false the window is 1 and nothing is remembered.
+            remember: whether this step enters the history.
+            norm: who asks.
         """
         if self._current is None:
-            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-                self._current = self._observe(x, mean, var, settings, remember, active)
+            self.history.move_(mean)
+            with torch.no_grad(), _full_precision(x.device.type):
+                self._current = self._observe(x, mean, var, finite, active, remember, norm)
         return self._current
 
     def follow(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
@@ -150,25 +159,27 @@ class Source:
         return mean, var
 
     def _observe(
-        self, x: Tensor, mean: Tensor, var: Tensor, settings: Settings, remember: bool, active: Tensor
+        self, x: Tensor, mean: Tensor, var: Tensor, finite: Tensor, active: Tensor, remember: bool, norm: Named
     ) -> Statistics:
-        producers = self.producers if settings.order else ()
+        settings = norm.settings
+        producers = self.producers if settings.order and settings.window > 1 else ()
         weights = [producer.weight().to(mean.dtype) for producer in producers]
         bias = sum((p.bias.to(mean.dtype) for p in producers if p.bias is not None), torch.zeros_like(mean))
         drift = self._drift(weights)
         count = mean.new_tensor(x.numel() // x.shape[1])
         local = torch.ones_like(count)
         if (group := settings.active_group) is not None:
-            mean, var, drift, local = _join(mean, var, count, drift, group)
+            mean, var, drift, finite, local = _join(mean, var, count, drift, finite, group)
             count = count / local
         today = _Today(mean, var, count, local, bias, weights)
-        finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
         accept = finite & active
         statistics = self._pool(today, drift, finite, accept, settings)
-        if remember:
+        if remember and settings.window > 1:
             row = {"mean": mean - bias, "var": var, "count": count}
             if producers:
-                row |= self._sensitivities(x, today, settings)
+                row |= self._sensitivities(x, today, norm)
+                # Inputs that a stride skips may be infinite without the moments knowing.
+                accept = accept & torch.isfinite(row["mean_at"]).all() & torch.isfinite(row["var_at"]).all()
             self.history.push(row, accept)
         return statistics
 
@@ -233,16 +244,16 @@ class Source:
             jacobians.append(jacobian)
         return jacobians
 
-    def _sensitivities(self, x: Tensor, today: _Today, settings: Settings) -> dict[str, Tensor]:
+    def _sensitivities(self, x: Tensor, today: _Today, norm: Named) -> dict[str, Tensor]:
         """Return today's gradients and, to take off later, their products with today's weights."""
-        sizes = x.shape[2:]
+        sizes, settings = x.shape[2:], norm.settings
         amount = math.inf if settings.positions is None else max(1, settings.positions // x.shape[0])
         where = None
         if amount < sizes.numel():
             where = C.sample_positions(sizes, int(amount), self.history.pushed)
         row = {"mean_at": torch.zeros_like(today.mean), "var_at": torch.zeros_like(today.mean)}
         for i, (producer, weight) in enumerate(zip(self.producers, today.weights, strict=True)):
-            y, geometry = producer.input_for(x, self.norms[0].label), producer.geometry
+            y, geometry = producer.input_for(x, norm.label), producer.geometry
             if where is None:
                 var_grad = C.var_grad(x, today.mean, y, weight, geometry)
             else:
@@ -267,20 +278,25 @@ class Source:
         return F.pad(samples * torch.sqrt(local / samples.shape[2]), (0, room))
 
 
+def _full_precision(device_type: str) -> AbstractContextManager[object]:
+    available = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if available else nullcontext()
+
+
 def _join(
-    mean: Tensor, var: Tensor, count: Tensor, drift: Tensor, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Join moments and drift over the processes; return them with this process's share of the positions.
+    mean: Tensor, var: Tensor, count: Tensor, drift: Tensor, finite: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Join what the processes know of this step; return it with this process's share of the positions.
 
     Each process keeps its own part of the gradients, scaled by its share, so that drift adds up: one
     collective, and only vectors of the channels' size travel.
     """
-    own = torch.cat([mean, var, drift.flatten(), count.reshape(1)])
+    own = torch.cat([mean, var, drift.flatten(), finite.reshape(1).to(mean.dtype), count.reshape(1)])
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, own, group=group)
     table = torch.stack(everyone)
     channels = mean.shape[0]
     counts = table[:, -1]
     joint_mean, joint_var = C.join_moments(table[:, :channels], table[:, channels : 2 * channels], counts)
-    joint_drift = table[:, 2 * channels : -1].sum(0).unflatten(0, drift.shape)
-    return joint_mean, joint_var, joint_drift, count / counts.sum()
+    joint_drift = table[:, 2 * channels : -2].sum(0).unflatten(0, drift.shape)
+    return joint_mean, joint_var, joint_drift, table[:, -2].all(), count / counts.sum()

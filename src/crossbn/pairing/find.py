@@ -63,18 +63,27 @@ def _pairing(name: str, num_features: int, ledgers: list[Ledger]) -> Pairing:
         reason = "not reached by tracing; give example_inputs or pairs"
         return Pairing(name, _unpaired(num_features, reason), exclusive=False)
     sightings = ledger.sightings[name]
-    description = sightings[0].description
-    if any(sighting.description != description for sighting in sightings):
-        reason = f"called {len(sightings)} times with different inputs"
-        return Pairing(name, _unpaired(num_features, reason), exclusive=False)
-    segments = _segments(description, num_features)
+    if len(sightings) > 1:
+        return Pairing(name, _unpaired(num_features, f"called {len(sightings)} times in a forward"), exclusive=False)
+    segments = tuple(_without_repeated(s, ledger) for s in _segments(sightings[0].description, num_features))
     exclusive = (
-        len(sightings) == len(segments) == 1
+        len(segments) == 1
         and segments[0].direct
         and sightings[0].value.has_one_reader
-        and ledger.operator_calls[segments[0].producers[0]] == 1
+        and not ledger.parameter_reads[segments[0].producers[0]]
     )
     return Pairing(name, segments, exclusive)
+
+
+def _without_repeated(segment: Segment, ledger: Ledger) -> Segment:
+    """Take out operators that run several times in a forward: which of its calls a norm reads is not known later."""
+    repeated = [name for name in segment.producers if ledger.operator_calls[name] > 1]
+    if not repeated:
+        return segment
+    once = tuple(name for name in segment.producers if name not in repeated)
+    return Segment(
+        segment.channels, once, direct=False, reason=f"{', '.join(repeated)} called several times in a forward"
+    )
 
 
 def _segments(description: Description, num_features: int) -> tuple[Segment, ...]:

@@ -27,7 +27,8 @@ class Ledger:
     A front end reports each call with a `Value` in the place of every tensor and gets the result's value back.
 
     Attributes:
-        operator_calls: How often each linear operator was called, or its parameters read past it.
+        operator_calls: How often each linear operator was called.
+        parameter_reads: How often its parameters were read past it.
         sightings: The calls of each norm.
     """
 
@@ -41,6 +42,7 @@ class Ledger:
             for parameter in module.parameters()
         }
         self.operator_calls: Counter[str] = Counter()
+        self.parameter_reads: Counter[str] = Counter()
         self.sightings: defaultdict[str, list[Sighting]] = defaultdict(list)
 
     def name_of(self, module: nn.Module) -> str:
@@ -55,7 +57,8 @@ class Ledger:
         for operand in operands:
             operand.readers += 1
         if modules.is_norm(module):
-            self.sightings[self.name_of(module)] += [Sighting(value.description, value) for value in operands[:1]]
+            value = operands[0] if operands else Value(Opaque("not given as a tensor"))
+            self.sightings[self.name_of(module)].append(Sighting(value.description, value))
             return Value(Opaque(f"after {modules.step_name(module)}", module.num_features))
         if modules.is_operator(module):
             return self._operator_called(module)
@@ -84,7 +87,7 @@ class Ledger:
     def parameter_read(self, parameter: nn.Parameter) -> None:
         """Book that the model uses a parameter itself, which ties down the operator that owns it."""
         if id(parameter) in self._parameter_owners:
-            self.operator_calls[self._parameter_owners[id(parameter)]] += 1
+            self.parameter_reads[self._parameter_owners[id(parameter)]] += 1
 
     def _operator_called(self, operator: modules.LinearOperator) -> Value:
         name = self.name_of(operator)

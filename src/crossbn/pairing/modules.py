@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from crossbn.functional import is_linear_operator
+
 LinearOperator: TypeAlias = (
     nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear
 )
@@ -31,17 +33,19 @@ def holds_norm(module: nn.Module) -> bool:
 
 
 def is_operator(module: nn.Module) -> TypeGuard[LinearOperator]:
-    """Whether the module's output is that of a linear operator.
+    """Whether the module's output is that of a linear operator with the weights and padding it shows.
 
-    A convolution subclass with a norm of its own inside returns something else, and is not one.
+    A subclass with a norm inside or with a forward of its own may return something else, and is not one.
     """
-    return isinstance(module, LinearOperator) and not holds_norm(module)
+    return is_linear_operator(module) and not holds_norm(module)
 
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether calls inside the module are of no interest: it counts as one step."""
-    if is_norm(module) or is_operator(module) or isinstance(module, torch.jit.ScriptModule):
+    if is_norm(module) or isinstance(module, torch.jit.ScriptModule):
         return True
+    if isinstance(module, LinearOperator):
+        return not holds_norm(module)
     built_in = type(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
     return built_in and not isinstance(module, nn.Sequential) and not holds_norm(module)
 

@@ -88,7 +88,7 @@ class _Watcher(TorchFunctionMode):
     def before_leaf(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of a leaf module."""
         self._leaves_entered += 1
-        if is_norm(module) and module.running_mean is None and args:
+        if is_norm(module) and module.running_mean is None and args and isinstance(args[0], Tensor):
             _give_statistics(module, args[0].device)
 
     def after_leaf(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:

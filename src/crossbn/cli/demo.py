@@ -1,0 +1,133 @@
+"""`crossbn demo`: the norms side by side at a tiny batch."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from crossbn.cli.extras import require
+from crossbn.cli.progress import follow
+from crossbn.experiments.cores import usable_cores
+from crossbn.experiments.demo import about, configs, findings, rows
+from crossbn.experiments.digits import TRAIN_IMAGES
+from crossbn.experiments.records import Record, RecordError, Run, append_record, read_records
+from crossbn.experiments.rows import Row
+from crossbn.experiments.training import train
+from crossbn.experiments.workers import WorkerError, run_all
+from crossbn.report.page import Page
+from crossbn.report.table import COLUMNS, caption, cells
+
+
+def demo(
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each norm.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 4,
+    train_images: Annotated[int, typer.Option(min=1, max=TRAIN_IMAGES, help="Images to train on.")] = 500,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Steps that CBN pools.", show_default="16 / batch size, at most 8")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory for records, picture and page.")] = Path("demo-results"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the records in the directory.")] = False,
+) -> None:
+    """Train BN, GN and CBN on digits at a tiny batch, beside BN at batch size 32.
+
+    Prints a table and writes records.jsonl, curves.png and index.html. Needs no download, and does not repeat runs
+    that records.jsonl has already.
+    """
+    require("matplotlib", "sklearn")
+    try:
+        runs = configs(batch_size=batch_size, seeds=seeds, epochs=epochs, train_images=train_images, window=window)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        records = _complete(runs, out, fresh)
+        table = rows(records, runs)
+        _print_table(table)
+        _write_page(table, records, out)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command again does the runs that are missing")
+    except (OSError, RecordError, WorkerError) as error:
+        _fail(str(error))
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(f"crossbn: {sentence}", err=True)
+    raise typer.Exit(1)
+
+
+def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
+    """Return the records of `runs`, after doing those that the directory has no record of."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "records.jsonl"
+    if fresh:
+        path.unlink(missing_ok=True)
+    known = read_records(path)
+    found = {(run.name, run.seed): record for run in runs for record in known if record.answers(run)}
+    todo = [run for run in runs if (run.name, run.seed) not in found]
+    # The slowest runs come last in the table and start first, so that no core is idle at the end.
+    with closing(run_all(train, todo[::-1], usable_cores())) as events:
+        for record in follow(events, todo):
+            append_record(path, record)
+            found[record.run.name, record.run.seed] = record
+    return [found[run.name, run.seed] for run in runs]
+
+
+def _print_table(table: Sequence[Row]) -> None:
+    shown = Table(caption=caption(table), caption_justify="left")
+    for i, column in enumerate(COLUMNS):
+        shown.add_column(column, justify="right" if i else "left")
+    for row in table:
+        shown.add_row(*cells(row))
+    Console().print(shown, *findings(table), sep="\n")
+
+
+def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> None:
+    from crossbn.report.figure import draw_curves  # matplotlib is slow to import
+
+    picture, index = out / "curves.png", out / "index.html"
+    draw_curves(table, picture)
+    cbn = table[-1]
+    page = Page(
+        title=f"BN, GN and CBN side by side at batch size {cbn.batch_size}",
+        findings=findings(table),
+        about=[about(cbn.batch_size, cbn.window)],
+        settings=_settings(records),
+        command=_command(cbn, records[-1].run, out),
+    )
+    page.write(index, table, picture)
+    typer.echo(f"{index} shows the table and the curves.")
+
+
+def _settings(records: Sequence[Record]) -> dict[str, str]:
+    run = records[-1].run
+    rates = dict.fromkeys(f"{r.run.settings['learning_rate']:g} at batch {r.run.batch_size}" for r in records)
+    return {
+        "Training images": f"{run.settings['train_images']}",
+        "Test images": f"{records[-1].test_images}",
+        "Epochs": f"{run.settings['epochs']}",
+        "Optimizer": f"SGD, momentum {run.settings['momentum']}",
+        "Learning rate": f"{', '.join(rates)}; it falls linearly to 0",
+        "Software": "; ".join(_distinct(record.versions for record in records)),
+        "Machine": "; ".join(_distinct(record.machine for record in records)),
+    }
+
+
+def _distinct(facts: Iterable[Mapping[str, object]]) -> Iterable[str]:
+    return dict.fromkeys(", ".join(f"{name} {value}" for name, value in each.items()) for each in facts)
+
+
+def _command(cbn: Row, run: Run, out: Path) -> str:
+    options = {
+        "--batch-size": cbn.batch_size,
+        "--window": cbn.window,
+        "--seeds": cbn.seeds,
+        "--epochs": run.settings["epochs"],
+        "--train-images": run.settings["train_images"],
+        "--out": out,
+    }
+    return shlex.join(["crossbn", "demo", *(str(word) for option in options.items() for word in option)])

@@ -1,0 +1,105 @@
+"""The norms side by side at a tiny batch, on digits.
+
+BN at batch size 32 is the ceiling. All runs see the same images equally often, and the learning rate is proportional
+to the batch size, as in the paper, so a run differs from the ceiling in its batch and its norm alone.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from crossbn.experiments.records import Record, Run
+from crossbn.experiments.rows import Row, summarize
+from crossbn.schedules import window_for
+
+CEILING_BATCH_SIZE = 32
+LEARNING_RATE = 0.05  # at the ceiling's batch size
+
+
+def configs(
+    *, batch_size: int = 2, seeds: int = 3, epochs: int = 4, train_images: int = 500, window: int | None = None
+) -> list[Run]:
+    """Return the runs: BN at batch size 32, then BN, GN and CBN at `batch_size`, each with every seed.
+
+    At batch size 1 there is no BN: in the last block it would have a single value per channel to normalize with.
+
+    Args:
+        batch_size: images per step.
+        seeds: how many; they are 0, 1, 2 and so on.
+        epochs: passes over the training images.
+        train_images: how many to train on.
+        window: of CBN; None for `window_for(batch_size)`.
+
+    Raises:
+        ValueError: if there are fewer images than a batch has, or CBN would be BN at batch size 1.
+    """
+    window = window_for(batch_size) if window is None else window
+    if train_images < max(batch_size, CEILING_BATCH_SIZE):
+        raise ValueError(f"{train_images} training images do not fill a batch of {max(batch_size, CEILING_BATCH_SIZE)}")
+    if window == batch_size == 1:
+        raise ValueError("with a window of 1 CBN is BN, which batch size 1 leaves a single value per channel")
+    kinds = [("bn", CEILING_BATCH_SIZE, 1), ("bn", batch_size, 1), ("gn", batch_size, 1), ("cbn", batch_size, window)]
+    settings = {"epochs": epochs, "train_images": train_images}
+    return [
+        Run("demo", f"{norm.upper()}, batch {size}", norm, size, steps, seed, {**settings, **_optimizer_settings(size)})
+        for norm, size, steps in dict.fromkeys(kinds)  # once each: the first two may be the same
+        if (norm, size) != ("bn", 1)
+        for seed in range(seeds)
+    ]
+
+
+def _optimizer_settings(batch_size: int) -> dict[str, float]:
+    return {"learning_rate": LEARNING_RATE * batch_size / CEILING_BATCH_SIZE, "momentum": 0.9}
+
+
+def rows(records: Iterable[Record], runs: Sequence[Run]) -> list[Row]:
+    """Return a row for each name among `runs`, in their order, from the records there are of them."""
+    order = {run.name: place for place, run in enumerate(runs)}
+    return summarize(sorted(records, key=lambda record: order[record.run.name]))
+
+
+def about(batch_size: int, window: int) -> str:
+    """Describe what is trained and compared."""
+    return (
+        "A small residual network learns the handwritten digits that come with scikit-learn. Its maps shrink from "
+        f"8 by 8 to 1 by 1, so in its last block BN at batch size {batch_size} has {batch_size} values per channel to "
+        f"normalize with. CBN pools the statistics of the latest {window} steps, and GN looks at each image by itself. "
+        f"BN at batch size {CEILING_BATCH_SIZE} is the ceiling: batch statistics without the shortage. All runs see the "
+        "same images equally often, with a learning rate proportional to the batch size."
+    )
+
+
+def findings(table: Sequence[Row]) -> list[str]:
+    """Say in sentences how CBN, the last row, compares with the others, and what the seeds can tell of it."""
+    *others, cbn = table
+    differences = [f"{_points(cbn.accuracy.mean - row.accuracy.mean)} {row.name}" for row in others]
+    result = (
+        f"{cbn.name} (window {cbn.window}) classified {cbn.accuracy.mean:.1%} of {cbn.test_images} test images correctly: "
+        f"{_enumerate(differences)}."
+    )
+    return [result, _certainty(cbn, others)]
+
+
+def _certainty(cbn: Row, others: Sequence[Row]) -> str:
+    if cbn.accuracy.sd is None:
+        return "One seed cannot tell a difference from chance."
+    clear = [row.name for row in others if _exceeds_noise(cbn, row)]
+    unclear = [row.name for row in others if not _exceeds_noise(cbn, row)]
+    parts = []
+    if clear:
+        parts.append(f"the difference from {_enumerate(clear)} is more than twice its standard error")
+    if unclear:
+        parts.append(f"the difference from {_enumerate(unclear)} is not, so it may be chance")
+    return f"Over {cbn.seeds} seeds, {', and '.join(parts)}."
+
+
+def _exceeds_noise(a: Row, b: Row) -> bool:
+    standard_error = math.hypot(a.accuracy.sd or 0.0, b.accuracy.sd or 0.0) / math.sqrt(a.seeds)
+    return abs(a.accuracy.mean - b.accuracy.mean) > 2 * standard_error
+
+
+def _points(difference: float) -> str:
+    return f"{abs(100 * difference):.1f} points {'above' if difference > 0 else 'below'}"
+
+
+def _enumerate(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))

@@ -1,0 +1,1 @@
+"""Tables, figures and pages from records. Of the experiments, only their records and rows are known here."""

@@ -1,0 +1,83 @@
+"""Curves of accuracy during training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from crossbn.experiments.rows import Row
+from crossbn.report.table import percent
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; line styles do the same for black-and-white print.
+STYLES = (("#000000", "-"), ("#D55E00", "--"), ("#0072B2", "-."), ("#009E73", "-"))
+LABEL_DISTANCE = 5.5  # percent of the axis: what a line of text needs
+
+
+def draw_curves(rows: Sequence[Row], path: Path) -> None:
+    """Draw mean accuracy per row, with a band of one standard deviation, into the file `path`."""
+    # Small, with letters to match: on a phone the picture shrinks to a third.
+    figure = Figure(figsize=(6.4, 4.4), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for row, (colour, style) in zip(rows, STYLES, strict=False):
+        _draw_row(axes, row, colour, style)
+    heights = spread_out([100 * row.accuracy.mean for row in rows], LABEL_DISTANCE)
+    for row, (colour, _), height in zip(rows, STYLES, heights, strict=False):
+        _draw_label(axes, row, colour, height)
+    _draw_frame(axes, rows)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _draw_row(axes: Axes, row: Row, colour: str, style: str) -> None:
+    means = [100 * each.mean for each in row.curve]
+    axes.plot(row.epochs, means, color=colour, linestyle=style, linewidth=2)
+    margins = [100 * (each.sd or 0.0) for each in row.curve]
+    low = [mean - margin for mean, margin in zip(means, margins, strict=True)]
+    high = [mean + margin for mean, margin in zip(means, margins, strict=True)]
+    axes.fill_between(row.epochs, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
+def _draw_label(axes: Axes, row: Row, colour: str, height: float) -> None:
+    mean, _ = percent(row.accuracy)
+    axes.annotate(
+        f"{row.name}: {mean}",
+        xy=(row.epochs[-1], 100 * row.accuracy.mean),
+        xytext=(1.04 * row.epochs[-1], height),
+        color=colour,
+        verticalalignment="center",
+        annotation_clip=False,
+        arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8},
+    )
+
+
+def _draw_frame(axes: Axes, rows: Sequence[Row]) -> None:
+    seeds = rows[0].seeds
+    band = f"mean of {seeds} seeds, band: ± 1 standard deviation" if seeds > 1 else "one seed"
+    axes.set_title(f"Test accuracy during training\n{band}", fontsize=12, loc="left")
+    axes.set_xlabel("Epochs")
+    axes.set_ylabel(f"Accuracy on {rows[0].test_images} test images, %")
+    axes.set_xlim(0, max(rows[0].epochs))
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def spread_out(heights: Sequence[float], distance: float) -> list[float]:
+    """Move heights apart, as little as it takes, until neighbours are `distance` apart; their order stays.
+
+    Example:
+        >>> spread_out([50.0, 10.0, 51.0], 5.0)
+        [48.0, 10.0, 53.0]
+    """
+    moved = list(heights)
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    groups: list[list[int]] = []
+    for index in order:
+        groups.append([index])
+        while len(groups) > 1 and moved[groups[-1][0]] - moved[groups[-2][-1]] < distance:
+            joined = groups.pop(-2) + groups.pop()
+            groups.append(joined)
+            middle = sum(heights[i] for i in joined) / len(joined)
+            for place, i in enumerate(joined):
+                moved[i] = middle + (place - (len(joined) - 1) / 2) * distance
+    return moved

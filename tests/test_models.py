@@ -1,0 +1,156 @@
+"""Whole models: every norm found, a few steps of training at batch 2, folding, export, ONNX."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import crossbn
+from crossbn.compat import ensure_torchvision
+
+ensure_torchvision()
+from torchvision import models  # noqa: E402  # importable only now
+
+pytestmark = pytest.mark.slow
+
+
+class PreActivationNet(nn.Module):
+    """A residual network that normalizes sums: bn-relu-conv blocks on a running total."""
+
+    def __init__(self, classes: int, width: int = 16, blocks: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False)
+        self.norms1 = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(blocks))
+        self.convs1 = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(blocks))
+        self.norms2 = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(blocks))
+        self.convs2 = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(blocks))
+        self.last = nn.BatchNorm2d(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = self.stem(x)
+        for norm1, conv1, norm2, conv2 in zip(self.norms1, self.convs1, self.norms2, self.convs2, strict=True):
+            total = total + conv2(F.relu(norm2(conv1(F.relu(norm1(total))))))
+        return self.head(F.relu(self.last(total)).mean((2, 3)))
+
+
+def small_vgg(num_classes: int) -> nn.Module:
+    model = models.vgg16_bn(num_classes=num_classes)
+    model.classifier = nn.Linear(512 * 49, num_classes)  # the norms are elsewhere; this saves half a gigabyte
+    return model
+
+
+class Case(NamedTuple):
+    build: Callable[..., nn.Module]
+    pixels: int
+    compensated: int
+    pooled: int = 0
+    learning_rate: float = 0.01
+
+
+CLASSIFIERS = {
+    "resnet18": Case(models.resnet18, 64, 20),
+    "resnet50": Case(models.resnet50, 64, 53),
+    "resnet101": Case(models.resnet101, 64, 104),
+    "vgg16_bn": Case(small_vgg, 32, 13),
+    "inception_v3": Case(lambda num_classes: models.inception_v3(num_classes=num_classes, init_weights=False), 299, 96),
+    "mobilenet_v2": Case(models.mobilenet_v2, 64, 52),
+    "densenet121": Case(models.densenet121, 64, 117, 4),  # the first norm of each block only sees pooled maps
+    "preactivation": Case(lambda num_classes: PreActivationNet(num_classes), 32, 7),
+}
+DETECTORS = {
+    "fasterrcnn": (models.detection.fasterrcnn_resnet50_fpn_v2, 53 + 8 + 4),
+    "maskrcnn": (models.detection.maskrcnn_resnet50_fpn_v2, 53 + 8 + 4 + 4),
+}
+
+
+def finite_history(model: nn.Module) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in crossbn.history_state(model).values())
+
+
+def train(model: nn.Module, loss_of: Callable[[], Tensor], learning_rate: float, steps: int = 4) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def onnx_outputs(program: Any, x: Tensor) -> Tensor:
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    output = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    return torch.from_numpy(output)
+
+
+# Raised inside torch's exporter.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifier(name: str) -> None:
+    case = CLASSIFIERS[name]
+    torch.manual_seed(0)
+    model = case.build(num_classes=10)
+    report = crossbn.convert_(model, batch_size=2)
+    assert (len(report.compensated), len(report.pooled), len(report.left)) == (case.compensated, case.pooled, 0)
+
+    x, target = torch.randn(2, 3, case.pixels, case.pixels), torch.tensor([1, 7])
+
+    def loss_of() -> Tensor:
+        out = model(x)
+        return sum(F.cross_entropy(o, target) for o in (out if isinstance(out, tuple) else (out,)))  # type: ignore[return-value]
+
+    losses = train(model, loss_of, case.learning_rate)
+    assert losses[-1] < 0.7 * losses[0]
+    assert finite_history(model)
+
+    folded = crossbn.fold(model)
+    with torch.no_grad():
+        expected = model.eval()(x)
+        scale = expected.abs().max()
+        assert (folded(x) - expected).abs().max() < 1e-5 * scale
+        program = torch.export.export(folded, (x,))
+        assert (program.module()(x) - expected).abs().max() < 1e-5 * scale
+        onnx = torch.onnx.export(program, dynamo=True, verbose=False)
+        assert (onnx_outputs(onnx, x) - expected).abs().max() < 1e-4 * scale
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_detector(name: str) -> None:
+    build, norms = DETECTORS[name]
+    torch.manual_seed(0)
+    model = build(
+        weights=None, weights_backbone=None, num_classes=3, trainable_backbone_layers=5, min_size=96, max_size=128
+    )
+    report = crossbn.convert_(model, batch_size=2)
+    assert (len(report.compensated), len(report.pooled), len(report.left)) == (norms, 0, 0)
+    images = [torch.rand(3, 96, 128), torch.rand(3, 110, 90)]
+    target = {
+        "boxes": torch.tensor([[10.0, 12.0, 60.0, 70.0], [30.0, 5.0, 80.0, 50.0]]),
+        "labels": torch.tensor([1, 2]),
+        "masks": torch.zeros(2, 128, 128, dtype=torch.uint8),
+    }
+    target["masks"][:, 12:50, 30:60] = 1
+
+    def loss_of() -> Tensor:
+        torch.manual_seed(1)  # the same sampled proposals, so that the losses compare
+        return sum(model(images, [target, target]).values())  # type: ignore[return-value]
+
+    losses = train(model, loss_of, 0.002, steps=5)
+    assert losses[-1] < 0.9 * losses[0]
+    assert finite_history(model)
+    folded = crossbn.fold(model)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    with torch.no_grad():
+        expected = model.eval().backbone(torch.stack([images[0]] * 2))
+        for key, features in folded.backbone(torch.stack([images[0]] * 2)).items():  # type: ignore[operator]
+            torch.testing.assert_close(features, expected[key], rtol=1e-5, atol=1e-5 * float(expected[key].abs().max()))
+        for ours, theirs in zip(folded(images), model(images), strict=True):
+            torch.testing.assert_close(ours["boxes"], theirs["boxes"], rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(ours["scores"], theirs["scores"], rtol=1e-4, atol=1e-5)
