@@ -89,11 +89,7 @@ def convert_(
     feeds = _Feeds(model)
     for name, record in plan.items():
         if record.status != LEFT:
-            norm = model.get_submodule(name)
-            segments = pairings[name].segments
-            if record.status == POOLED:
-                segments = (Segment(norm.num_features, (), False, record.reason),)  # type: ignore[arg-type]
-            _convert_norm_(norm, name, segments, settings, feeds)
+            _convert_norm_(model.get_submodule(name), name, pairings[name].segments, settings, feeds)
     return ConversionReport(tuple(plan.values()))
 
 

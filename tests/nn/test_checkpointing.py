@@ -97,7 +97,8 @@ def train(model: nn.Sequential, forward: Callable[[nn.Sequential, Tensor], Tenso
         trace += [loss.detach(), *(leaf.grad for leaf in (*batches, *model.parameters()))]
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.01)
     return trace, {**model.state_dict(), **crossbn.history_state(model)}
 
 
@@ -134,7 +135,7 @@ def test_two_forwards_before_one_backward(name: str, reentrant: bool, burn_in: i
 
 
 @KINDS
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("name", [name for name in FORWARDS if name != "nested"])
 def test_two_forwards_of_one_batch_before_one_backward(name: str, reentrant: bool) -> None:
     """Their inputs are alike, the statistics they were normalized with are not."""
     a, b = inputs(2)
@@ -203,7 +204,7 @@ def test_dense_network(reentrant: bool) -> None:
 @pytest.mark.parametrize("name", FORWARDS)
 def test_no_gradients_no_trace(name: str, reentrant: bool) -> None:
     model = converted()
-    a, b, c = (x.requires_grad_() for x in inputs(3))
+    a, b = (x.requires_grad_() for x in inputs(2))
     FORWARDS[name](model, a, reentrant).sum().backward()
     before = crossbn.history_state(model)
     with torch.no_grad():
@@ -300,7 +301,8 @@ def test_no_activation_outlives_backward_beside_a_frozen_norm() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.conv(x)
-            return self.left(out) * self.right(out)  # type: ignore[no-any-return]
+            product: Tensor = self.left(out) * self.right(out)
+            return product
 
     model = Fork().double()
     crossbn.convert_(model, window=3)

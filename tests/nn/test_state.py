@@ -170,7 +170,9 @@ def test_meta(name: str) -> None:
     model = converted(name)
     train(model, range(2))
     model.to("meta")
-    assert {tensor.device.type for key, tensor in crossbn.history_state(model).items() if "burnt" not in key} == {"meta"}
+    assert {tensor.device.type for key, tensor in crossbn.history_state(model).items() if "burnt" not in key} == {
+        "meta"
+    }
     assert model(torch.empty(2, 3, 8, 8, device="meta")).shape == (2, 3)
 
 
@@ -305,7 +307,10 @@ def without(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
         (lambda state: without(state, "4/0/"), "^4/0: .* do not share .*mean"),
         (lambda state: without(state, "4/0/var_at"), "^4/0: .* do not share var_at"),
         (lambda state: without(state, "8/burnt"), "^8: .*burn-in"),
-        (lambda state: {**state, "4/0/mean": torch.zeros(2, 7)}, r"^4/0: mean has the shape \(2, 5\) here and \(2, 7\)"),
+        (
+            lambda state: {**state, "4/0/mean": torch.zeros(2, 7)},
+            r"^4/0: mean has the shape \(2, 5\) here and \(2, 7\)",
+        ),
         (lambda state: {**state, "body.9/burnt": torch.tensor(0)}, "'body.9/burnt'.* no layer"),
     ],
 )

@@ -40,7 +40,15 @@ def configs(
     kinds = [("bn", CEILING_BATCH_SIZE, 1), ("bn", batch_size, 1), ("gn", batch_size, 1), ("cbn", batch_size, window)]
     settings = {"epochs": epochs, "train_images": train_images}
     return [
-        Run("demo", f"{norm.upper()}, batch {size}", norm, size, steps, seed, {**settings, **_optimizer_settings(size)})
+        Run(
+            "demo",
+            f"{norm.upper()} at batch {size}",
+            norm,
+            size,
+            steps,
+            seed,
+            {**settings, **_optimizer_settings(size)},
+        )
         for norm, size, steps in dict.fromkeys(kinds)  # once each: the first two may be the same
         if (norm, size) != ("bn", 1)
         for seed in range(seeds)
@@ -63,8 +71,8 @@ def about(batch_size: int, window: int) -> str:
         "A small residual network learns the handwritten digits that come with scikit-learn. Its maps shrink from "
         f"8 by 8 to 1 by 1, so in its last block BN at batch size {batch_size} has {batch_size} values per channel to "
         f"normalize with. CBN pools the statistics of the latest {window} steps, and GN looks at each image by itself. "
-        f"BN at batch size {CEILING_BATCH_SIZE} is the ceiling: batch statistics without the shortage. All runs see the "
-        "same images equally often, with a learning rate proportional to the batch size."
+        f"BN at batch size {CEILING_BATCH_SIZE} is the ceiling: batch statistics without the shortage. All runs see "
+        "the same images equally often, with a learning rate proportional to the batch size."
     )
 
 
@@ -73,8 +81,8 @@ def findings(table: Sequence[Row]) -> list[str]:
     *others, cbn = table
     differences = [f"{_points(cbn.accuracy.mean - row.accuracy.mean)} {row.name}" for row in others]
     result = (
-        f"{cbn.name} (window {cbn.window}) classified {cbn.accuracy.mean:.1%} of {cbn.test_images} test images correctly: "
-        f"{_enumerate(differences)}."
+        f"{cbn.name}, with a window of {cbn.window}, classified {cbn.accuracy.mean:.1%} of {cbn.test_images} test "
+        f"images correctly: {_enumerate(differences)}."
     )
     return [result, _certainty(cbn, others)]
 

@@ -65,7 +65,7 @@ class Record:
         run: what was asked for.
         curve: test accuracy during training; the last point is the result.
         test_images: how many images the accuracy is a share of.
-        seconds: wall-clock time of the run.
+        seconds: wall-clock time of the training, tests on the way included.
         versions: of the software, by name.
         machine: the cores and their kind.
     """

@@ -23,9 +23,9 @@ def train(run: Run, watch: Callable[[Point], None] = lambda _: None) -> Record:
         run: what to train, and how.
         watch: called with each point of the curve as soon as it is there.
     """
-    started = time.perf_counter()
     torch.manual_seed(run.seed)
     images, test = load_digits(int(run.settings["train_images"]))
+    started = time.perf_counter()
     epochs = int(run.settings["epochs"])
     steps = epochs * (len(images.digits) // run.batch_size)
     model = build_model(run)

@@ -5,7 +5,7 @@ A network this small keeps one core busy; more threads for it would only wait fo
 
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -21,7 +21,7 @@ class WorkerError(RuntimeError):
     """A process ended without the record it was asked for."""
 
 
-def run_all(train: Train, runs: Sequence[Run], processes: int) -> Iterator[tuple[Run, Point | Record]]:
+def run_all(train: Train, runs: Sequence[Run], processes: int) -> Generator[tuple[Run, Point | Record]]:
     """Do the runs, at most `processes` of them at once, and yield what comes in: points, at the end the record.
 
     A caller that stops listening, by an exception or otherwise, ends the processes.

@@ -89,7 +89,8 @@ class _Normalize(torch.autograd.Function):
             )
         grad_mean = -weight * invstd * sums[0]
         grad_var = -weight * invstd.square() * sums[1] / 2
-        return dx, grad_mean, grad_var, None, grad_weight, grad_bias, None, None, None
+        grad_beta = grad_bias if ctx.needs_input_grad[5] else None
+        return dx, grad_mean, grad_var, None, grad_weight, grad_beta, None, None, None
 
 
 def _backward(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import batch_moments, is_linear_operator, normalize
+from crossbn.functional import batch_moments, geometry_of, is_linear_operator, normalize
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
 from crossbn.nn.settings import Settings
@@ -115,13 +115,11 @@ class CrossIterBatchNorm(_BatchNorm):
                     f"{self.label}: a producer must be a convolution, transposed convolution or linear layer with "
                     f"torch's own forward, got {module}"
                 )
-        watched = tuple(Producer(module) for module in producers)
-        for producer in watched:
-            if producer.geometry.out_channels != self.num_features:
+            if (channels := geometry_of(module).out_channels) != self.num_features:
                 raise ValueError(
-                    f"{self.label}: normalizes {self.num_features} channels, but its producer {producer.module} "
-                    f"has {producer.geometry.out_channels}"
+                    f"{self.label}: normalizes {self.num_features} channels, but its producer {module} has {channels}"
                 )
+        watched = tuple(Producer(module) for module in producers)
         self.feed_([Source(self.num_features, watched, self.settings, self.like)])
         return self
 
@@ -226,7 +224,9 @@ class CrossIterBatchNorm(_BatchNorm):
         positions = torch.cat([each.positions for each in statistics])
         finite = torch.stack([each.finite for each in statistics]).all()
         self.num_batches_tracked += finite
-        momentum = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.clamp(min=1)
+        momentum = (
+            self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
+        )
         unbiased = var * positions / (positions - 1).clamp(min=1)
         self._move(self.running_mean, mean, momentum, finite)
         # A lone position has no variance: nothing is learnt from it.

@@ -45,6 +45,8 @@ class Producer:
         # Only a training step reads the input; norms in evaluation mode let go of it as well.
         training = current_pass() is Pass.TRAIN
         self._input = (args[0] if args else kwargs["input"]).detach() if training else None
+        if not training:
+            self._weight = None
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
             self._parameter = module._parameters.get("weight")
@@ -53,7 +55,8 @@ class Producer:
     def _see_weight(self, *call: Any) -> None:
         # The weight that this forward used: computing it again would be slower and, for spectral
         # normalization, which iterates on each access, another one.
-        self._weight = call[-1]
+        if torch.is_grad_enabled():
+            self._weight = call[-1]
 
     def _see_load(self, *_: Any) -> None:
         self._forget()
@@ -84,12 +87,20 @@ class Producer:
         if self._unread <= 0:
             self._input = self._weight = None
 
+    @torch.no_grad()
+    def weight_value(self) -> Tensor:
+        """Return today's weight, one row per output channel."""
+        return self._flat(self.module.weight if self._weight is None else self._weight)
+
     def weight(self) -> Tensor:
-        """Return today's weight, one row per output channel; differentiable."""
+        """Return today's weight, one row per output channel, with a graph."""
         # A region that is computed again must make the same graph then, when the operator, outside of it, has not run.
         seen = None if may_be_replayed() else self._weight
-        weight = self.module.weight if seen is None else seen
-        return flatten_weight(weight, self.geometry)  # type: ignore[arg-type]  # Module attributes are untyped
+        return self._flat(self.module.weight if seen is None else seen)
+
+    def _flat(self, weight: object) -> Tensor:
+        assert isinstance(weight, Tensor)
+        return flatten_weight(weight, self.geometry)
 
     @property
     def bias(self) -> Tensor | None:

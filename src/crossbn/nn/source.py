@@ -80,9 +80,9 @@ class Source:
         self._unread = 0
         for producer in producers:
             producer.sources.append(self)
-        weight = producers[0].module.weight if producers else like
-        assert isinstance(weight, Tensor)
-        self.history = History(settings.window - 1, self._shapes(settings), weight)
+        if producers:
+            like = next(producers[0].module.parameters())
+        self.history = History(settings.window - 1, self._shapes(settings), like)
 
     def _shapes(self, settings: Settings) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"mean": (self.channels,), "var": (self.channels,), "count": ()}
@@ -143,8 +143,10 @@ class Source:
         """
         if self._current is None:
             self.history.move_(mean)
+            used = self.producers if norm.settings.order and norm.settings.window > 1 else ()
+            weights = [producer.weight_value().to(mean.dtype) for producer in used]
             with torch.no_grad(), _full_precision(x.device.type):
-                self._current = self._observe(x, mean, var, finite, active, remember, norm)
+                self._current = self._observe(x, mean, var, weights, finite, active, remember, norm)
         return self._current
 
     def follow(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
@@ -159,12 +161,19 @@ class Source:
         return mean, var
 
     def _observe(
-        self, x: Tensor, mean: Tensor, var: Tensor, finite: Tensor, active: Tensor, remember: bool, norm: Named
+        self,
+        x: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        weights: list[Tensor],
+        finite: Tensor,
+        active: Tensor,
+        remember: bool,
+        norm: Named,
     ) -> Statistics:
         settings = norm.settings
-        producers = self.producers if settings.order and settings.window > 1 else ()
-        weights = [producer.weight().to(mean.dtype) for producer in producers]
-        bias = sum((p.bias.to(mean.dtype) for p in producers if p.bias is not None), torch.zeros_like(mean))
+        biases = [p.bias.to(mean.dtype) for p in self.producers if weights and p.bias is not None]
+        bias = sum(biases, torch.zeros_like(mean))
         drift = self._drift(weights)
         count = mean.new_tensor(x.numel() // x.shape[1])
         local = torch.ones_like(count)
@@ -176,7 +185,7 @@ class Source:
         statistics = self._pool(today, drift, finite, accept, settings)
         if remember and settings.window > 1:
             row = {"mean": mean - bias, "var": var, "count": count}
-            if producers:
+            if weights:
                 row |= self._sensitivities(x, today, norm)
                 # Inputs that a stride skips may be infinite without the moments knowing.
                 accept = accept & torch.isfinite(row["mean_at"]).all() & torch.isfinite(row["var_at"]).all()

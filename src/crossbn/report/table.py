@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from crossbn.experiments.rows import Row, Spread
 
-COLUMNS = ("norm, batch", "window", "seeds", "mean, %", "sd, %", "test images", "seconds")
+COLUMNS = ("norm", "window", "seeds", "mean, %", "sd, %", "test images", "seconds")
 
 
 def cells(row: Row) -> tuple[str, ...]:
