@@ -131,7 +131,8 @@ def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> 
             channels = geometry_of(operator).out_channels
             if channels != norm.num_features:
                 raise ValueError(f"{name} has {norm.num_features} channels and its producer {producer} {channels}")
-        segment = Segment(norm.num_features, producers, len(producers) == 1, "given in pairs")
+        # Not direct: two norms that are given the same producer may read different calls of it.
+        segment = Segment(norm.num_features, producers, False, "given in pairs")
         given[name] = Pairing(name, (segment,), exclusive=False)
     return given
 
@@ -165,7 +166,7 @@ def _decide(
 def _describe(pairing: Pairing) -> str:
     if len(pairing.segments) > 1:
         return f"concatenation of {len(pairing.segments)}"
-    return "direct" if pairing.segments[0].direct else "sum"
+    return "direct" if pairing.segments[0].direct else pairing.segments[0].reason
 
 
 class _Feeds:

@@ -82,7 +82,12 @@ def inputs(amount: int) -> list[Tensor]:
     return [torch.randn(2, 2, *SIZE, dtype=torch.float64, generator=generator) for _ in range(amount)]
 
 
-def train(model: nn.Sequential, forward: Callable[[nn.Sequential, Tensor], Tensor], steps: list[list[Tensor]]) -> Any:
+def train(
+    model: nn.Sequential,
+    forward: Callable[[nn.Sequential, Tensor], Tensor],
+    steps: list[list[Tensor]],
+    before_update: Callable[[nn.Sequential], object] = bool,
+) -> Any:
     """At each step forward its batches, then one backward; return gradients, then state and history."""
     trace = []
     for step, batches in enumerate(steps):
@@ -94,6 +99,7 @@ def train(model: nn.Sequential, forward: Callable[[nn.Sequential, Tensor], Tenso
             out = forward(model, batch)
             loss = loss + (out * torch.randn(out.shape, dtype=out.dtype, generator=generator)).sum()
         loss.backward()
+        before_update(model)
         trace += [loss.detach(), *(leaf.grad for leaf in (*batches, *model.parameters()))]
         with torch.no_grad():
             for parameter in model.parameters():
@@ -162,6 +168,22 @@ def test_first_of_two_forwards_goes_backward_first(reentrant: bool) -> None:
 def test_parametrized_weights(name: str, reentrant: bool, kind: str) -> None:
     reparametrize = getattr(nn.utils.parametrizations, kind)
     check(FORWARDS[name], reentrant, [[x] for x in inputs(3)], reparametrize=reparametrize)
+
+
+@pytest.mark.parametrize("reentrant", [True, False, None], ids=["reentrant", "non-reentrant", "none"])
+def test_parametrized_weights_read_between_steps(reentrant: bool | None) -> None:
+    """By a log or a penalty: what was read then is not the weight of the next forward."""
+
+    def forward(model: nn.Sequential, x: Tensor) -> Tensor:
+        return plainly(model, x) if reentrant is None else FORWARDS["blocks"](model, x, reentrant)
+
+    def read(model: nn.Sequential) -> list[Any]:
+        return [model[i].weight for i in (0, 3, 6)]
+
+    steps = [[x] for x in inputs(4)]
+    expected = train(converted(nn.utils.parametrizations.weight_norm), plainly, steps)
+    got = train(converted(nn.utils.parametrizations.weight_norm), forward, steps, before_update=read)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 class DenseLayer(nn.Module):

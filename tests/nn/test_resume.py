@@ -120,7 +120,7 @@ def test_last_micro_batch_sees_the_whole_batch(order: int, positions: int | None
         torch.testing.assert_close(parts[-1], plain(batch)[-2:], rtol=0, atol=1e-12)
         with torch.no_grad():
             for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-                ours += 0.3 * torch.randn_like(ours)
+                ours.add_(torch.randn_like(ours), alpha=0.3)
                 theirs.copy_(ours)
 
 

@@ -31,7 +31,9 @@ def demo(
     window: Annotated[
         int | None, typer.Option(min=1, help="Steps that CBN pools.", show_default="16 / batch size, at most 8")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for records, picture and page.")] = Path("demo-results"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Directory for records, picture and page.")] = Path(
+        "demo-results"
+    ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the records in the directory.")] = False,
 ) -> None:
     """Train BN, GN and CBN on digits at a tiny batch, beside BN at batch size 32.
@@ -51,7 +53,9 @@ def demo(
         _write_page(table, records, out)
     except KeyboardInterrupt:
         _fail("interrupted; the same command again does the runs that are missing")
-    except (OSError, RecordError, WorkerError) as error:
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}")
+    except (RecordError, WorkerError) as error:
         _fail(str(error))
 
 
@@ -69,6 +73,8 @@ def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
     known = read_records(path)
     found = {(run.name, run.seed): record for run in runs for record in known if record.answers(run)}
     todo = [run for run in runs if (run.name, run.seed) not in found]
+    if found:
+        typer.echo(f"{len(found)} of {len(runs)} runs are in {path} already.", err=True)
     # The slowest runs come last in the table and start first, so that no core is idle at the end.
     with closing(run_all(train, todo[::-1], usable_cores())) as events:
         for record in follow(events, todo):

@@ -42,10 +42,10 @@ class Producer:
         for source in self.sources:
             source.start_step()
         self._unread = len(self.sources)
-        # Only a training step reads the input; norms in evaluation mode let go of it as well.
-        training = current_pass() is Pass.TRAIN
-        self._input = (args[0] if args else kwargs["input"]).detach() if training else None
-        if not training:
+        # A repetition has its statistics already. Norms in evaluation mode let go of the input as well.
+        run = current_pass()
+        self._input = None if run is Pass.REPLAY else (args[0] if args else kwargs["input"]).detach()
+        if run is not Pass.TRAIN:
             self._weight = None
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
@@ -64,6 +64,11 @@ class Producer:
     def _forget(self) -> None:
         for source in self.sources:
             source.history.clear_()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the producer has run at this step."""
+        return self._input is not None
 
     def input_for(self, x: Tensor, norm: str) -> Tensor:
         """Return the latest input, from which `x`, the input of the norm called `norm`, was made.

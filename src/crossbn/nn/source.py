@@ -262,6 +262,8 @@ class Source:
             where = C.sample_positions(sizes, int(amount), self.history.pushed)
         row = {"mean_at": torch.zeros_like(today.mean), "var_at": torch.zeros_like(today.mean)}
         for i, (producer, weight) in enumerate(zip(self.producers, today.weights, strict=True)):
+            if len(self.producers) > 1 and not producer.has_run:
+                continue  # a branch of the sum that this step leaves out
             y, geometry = producer.input_for(x, norm.label), producer.geometry
             if where is None:
                 var_grad = C.var_grad(x, today.mean, y, weight, geometry)
@@ -276,7 +278,10 @@ class Source:
                 samples = self._scale_samples(patches, i, today.local)
                 row[f"{i}.samples"] = samples
                 row["samples"] = row.get("samples", 0) + C.project_samples(samples.unsqueeze(0), weight)[0]
-        return row
+        left_out = {
+            name: ring for name, ring in self.history.rings.items() if name not in (*row, "mean", "var", "count")
+        }
+        return row | {name: torch.zeros_like(ring[0]) for name, ring in left_out.items()}
 
     def _scale_samples(self, patches: Tensor, i: int, local: Tensor) -> Tensor:
         """Arrange patches [N, groups, I, S] as the history's [groups, I, P], so that a sum over P is a mean."""
