@@ -69,15 +69,22 @@ def norm_for(module: nn.Module, dims: int, **options: Any) -> cnn.CrossIterBatch
     return norm.attach_(module)
 
 
+def assert_near(got: Tensor | None, want: Tensor, dtype: torch.dtype) -> None:
+    """Compare as closely as the type allows; the absolute part is relative to the largest value."""
+    relative, absolute = (1e-9, 1e-11) if dtype == torch.float64 else (1e-4, 1e-4)
+    assert got is not None
+    torch.testing.assert_close(got.double(), want, rtol=relative, atol=absolute * max(1.0, float(want.abs().max())))
+
+
 def check(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, jump: float = 0.05, **options: Any) -> None:
     """Train a few steps and compare output, gradients and running statistics with the reference at each."""
     torch.manual_seed(0)
-    tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
     norm = norm_for(module, len(shape) - 1, window=3, positions=None, **options).to(dtype)
     module.to(dtype)
-    parameters = [*module.parameters(), *norm.parameters()]
+    parameters: list[Tensor] = [*module.parameters(), *norm.parameters()]
     reference = ReferenceNorm(functional_form(module), window=3, **options)
-    running_mean, running_var = norm.running_mean.double().clone(), norm.running_var.double().clone()
+    channels = norm.num_features
+    running_mean, running_var = torch.zeros(channels).double(), torch.ones(channels).double()
     for batch in (2, 3, 2, 1, 4):
         y = torch.randn(batch, *shape, dtype=torch.float64) + 0.3
         ours_in = y.to(dtype).clone().requires_grad_()
@@ -87,20 +94,19 @@ def check(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, jump: f
         bias = rest.pop(0) if len(rest) == 3 else 0.0
         out = norm(module(ours_in))
         expected, mean, var, count = reference(reference_in, weight, bias, *rest)
-        torch.testing.assert_close(out.double(), expected, **tolerance)
-        target_grad = torch.randn_like(expected)
-        grads = torch.autograd.grad(out, [ours_in, *parameters], target_grad.to(dtype))
-        wanted = torch.autograd.grad(expected, [reference_in, *twins], target_grad.to(dtype).double())
+        assert_near(out, expected, dtype)
+        output_grad = torch.randn_like(expected).to(dtype)
+        grads = torch.autograd.grad(out, [ours_in, *parameters], output_grad)
+        wanted = torch.autograd.grad(expected, [reference_in, *twins], output_grad.double())
         for got, want in zip(grads, wanted, strict=True):
-            scale = {**tolerance, "atol": tolerance["atol"] * max(1.0, float(want.abs().max()))}
-            torch.testing.assert_close(got.double(), want, **scale)
+            assert_near(got, want, dtype)
         running_mean = 0.9 * running_mean + 0.1 * mean
         running_var = 0.9 * running_var + 0.1 * var * count / (count - 1)
-        torch.testing.assert_close(norm.running_mean.double(), running_mean, **tolerance)
-        torch.testing.assert_close(norm.running_var.double(), running_var, **tolerance)
+        assert_near(norm.running_mean, running_mean, dtype)
+        assert_near(norm.running_var, running_var, dtype)
         with torch.no_grad():
-            for p in parameters:
-                p += jump * torch.randn_like(p)
+            for parameter in parameters:
+                parameter += jump * torch.randn_like(parameter)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

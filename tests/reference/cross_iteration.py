@@ -41,7 +41,8 @@ class ReferenceNorm:
         mean, second = moments(self.operator(step.y, step.weight) + step.rest)
         if self.order > 0:
             change = weight - step.weight
-            mean_jac, second_jac = torch.func.jacrev(lambda w: moments(self.operator(step.y, w) + step.rest))(step.weight)
+            jacobians = torch.func.jacrev(lambda w: moments(self.operator(step.y, w) + step.rest))
+            mean_jac, second_jac = jacobians(step.weight)
             dims = list(range(1, mean_jac.ndim))
             mean = mean + (mean_jac * change).sum(dims)
             second = second + (second_jac * change).sum(dims)
@@ -82,8 +83,8 @@ class ReferenceNorm:
         pooled = (kept * torch.stack(means)).sum(0) / total
         var = (kept * torch.stack(seconds)).sum(0) / total - pooled.square()
         counts = x.new_tensor([x.numel() // x.shape[1], *[step.count for step in past]])
-        fixed = [v.detach().clone() if isinstance(v, Tensor) else v for v in (bias, rest)]
-        self.steps.append(Step(y.detach().clone(), weight.detach().clone(), *fixed, x.numel() // x.shape[1]))
+        bias, rest = (value.detach().clone() if isinstance(value, Tensor) else value for value in (bias, rest))
+        self.steps.append(Step(y.detach().clone(), weight.detach().clone(), bias, rest, x.numel() // x.shape[1]))
         out = (x - pooled.reshape(shape)) / torch.sqrt(var + self.eps).reshape(shape)
         out = out * gamma.reshape(shape) + beta.reshape(shape)
         return out, pooled.detach(), var.detach(), (kept * counts.unsqueeze(1)).sum(0)

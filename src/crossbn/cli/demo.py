@@ -1,6 +1,5 @@
 """`crossbn demo`: the norms side by side at a tiny batch."""
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -48,7 +47,7 @@ def demo(
         raise typer.BadParameter(str(error)) from None
     try:
         records = _complete(runs, out, fresh)
-        table = rows(records, runs)
+        table = rows(records)
         _print_table(table)
         _write_page(table, records, out)
     except KeyboardInterrupt:
@@ -127,7 +126,7 @@ def _distinct(facts: Iterable[Mapping[str, object]]) -> Iterable[str]:
     return dict.fromkeys(", ".join(f"{name} {value}" for name, value in each.items()) for each in facts)
 
 
-def _command(cbn: Row, run: Run, out: Path) -> str:
+def _command(cbn: Row, run: Run, out: Path) -> list[str]:
     options = {
         "--batch-size": cbn.batch_size,
         "--window": cbn.window,
@@ -136,4 +135,4 @@ def _command(cbn: Row, run: Run, out: Path) -> str:
         "--train-images": run.settings["train_images"],
         "--out": out,
     }
-    return shlex.join(["crossbn", "demo", *(str(word) for option in options.items() for word in option)])
+    return ["crossbn", "demo", *(str(word) for option in options.items() for word in option)]

@@ -12,16 +12,19 @@ def follow(events: Iterable[tuple[Run, Point | Record]], runs: Sequence[Run]) ->
     """Show a bar for each name among `runs`, moved by the points among `events`; yield the records among them."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {name: progress.add_task(name, total=0.0) for name in dict.fromkeys(run.name for run in runs)}
-        for run in runs:
-            bar = progress.tasks[bars[run.name]]
-            progress.update(bar.id, total=(bar.total or 0.0) + run.settings["epochs"])
-        reached: dict[tuple[str, int], float] = {}
+        bars = {name: progress.add_task(name, total=total) for name, total in _epochs(runs).items()}
+        reached: dict[str, dict[int, float]] = {name: {} for name in bars}
         for run, news in events:
             if isinstance(news, Record):
                 progress.console.print(f"{run.name}, seed {run.seed}: {news.accuracy:.1%} in {news.seconds:.0f} s")
                 yield news
             else:
-                key = (run.name, run.seed)
-                progress.advance(bars[run.name], news.epoch - reached.get(key, 0.0))
-                reached[key] = news.epoch
+                reached[run.name][run.seed] = news.epoch
+                progress.update(bars[run.name], completed=sum(reached[run.name].values()))
+
+
+def _epochs(runs: Sequence[Run]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for run in runs:
+        total[run.name] = total.get(run.name, 0.0) + run.settings["epochs"]
+    return total

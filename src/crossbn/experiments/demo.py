@@ -12,7 +12,7 @@ from crossbn.experiments.rows import Row, summarize
 from crossbn.schedules import window_for
 
 CEILING_BATCH_SIZE = 32
-# At the ceiling's batch size. Among 0.025, 0.05, 0.1, 0.2 and 0.4 the best for the ceiling, for GN and for CBN alike.
+# At the ceiling's batch size. Of 0.025, 0.05, 0.1 and 0.4 the best for the ceiling, for GN and for CBN alike.
 LEARNING_RATE = 0.025
 
 
@@ -60,20 +60,21 @@ def _optimizer_settings(batch_size: int) -> dict[str, float]:
     return {"learning_rate": LEARNING_RATE * batch_size / CEILING_BATCH_SIZE, "momentum": 0.9}
 
 
-def rows(records: Iterable[Record], runs: Sequence[Run]) -> list[Row]:
-    """Return a row for each name among `runs`, in their order, from the records there are of them."""
-    order = {run.name: place for place, run in enumerate(runs)}
-    return summarize(sorted(records, key=lambda record: order[record.run.name]))
+def rows(records: Iterable[Record]) -> list[Row]:
+    """Return the rows of the table in the order of `configs`, whatever the order in which runs have finished."""
+    norms = ("bn", "gn", "cbn")
+    return sorted(summarize(records), key=lambda row: (norms.index(row.norm), -row.batch_size))
 
 
 def about(batch_size: int, window: int) -> str:
     """Describe what is trained and compared."""
     return (
         "A small residual network learns the handwritten digits that come with scikit-learn. Its maps shrink from "
-        f"8 by 8 to 1 by 1, so in its last block BN at batch size {batch_size} has {batch_size} values per channel to "
-        f"normalize with. CBN pools the statistics of the latest {window} steps, and GN looks at each image by itself. "
-        f"BN at batch size {CEILING_BATCH_SIZE} is the ceiling: batch statistics without the shortage. All runs see "
-        "the same images equally often, with a learning rate proportional to the batch size."
+        f"8 by 8 to 1 by 1, so in its last block a channel has one value per image: {batch_size} in a batch, to take "
+        f"statistics of. BN does just that, CBN pools them with those of earlier steps ({window} steps in all), and GN "
+        f"looks at each image by itself. BN at batch size {CEILING_BATCH_SIZE} is the ceiling: batch statistics "
+        "without the shortage. All runs see the same images equally often, with a learning rate proportional to the "
+        "batch size."
     )
 
 
@@ -95,10 +96,10 @@ def _certainty(cbn: Row, others: Sequence[Row]) -> str:
     unclear = [row.name for row in others if not _exceeds_noise(cbn, row)]
     parts = []
     if clear:
-        parts.append(f"the difference from {_enumerate(clear)} is more than twice its standard error")
+        parts.append(f"CBN's distance to {_enumerate(clear)} is more than twice its standard error")
     if unclear:
-        parts.append(f"the difference from {_enumerate(unclear)} is not, so it may be chance")
-    return f"Over {cbn.seeds} seeds, {', and '.join(parts)}."
+        parts.append(f"CBN's distance to {_enumerate(unclear)} is less than twice its standard error and may be chance")
+    return f"Over {cbn.seeds} seeds, {'; '.join(parts)}."
 
 
 def _exceeds_noise(a: Row, b: Row) -> bool:
@@ -107,7 +108,8 @@ def _exceeds_noise(a: Row, b: Row) -> bool:
 
 
 def _points(difference: float) -> str:
-    return f"{abs(100 * difference):.1f} points {'above' if difference > 0 else 'below'}"
+    size = f"{abs(100 * difference):.1f}"
+    return "level with" if size == "0.0" else f"{size} points {'above' if difference > 0 else 'below'}"
 
 
 def _enumerate(parts: Sequence[str]) -> str:

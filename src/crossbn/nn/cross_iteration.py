@@ -209,7 +209,9 @@ class CrossIterBatchNorm(_BatchNorm):
         ]
 
     def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
-        followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
+        followed = [(each.mean, each.var) for each in statistics]
+        if x.requires_grad:  # else what made it is frozen, today's weights included
+            followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
         mean, var = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*followed, strict=True))
         share = torch.cat([each.share for each in statistics])
         group = self.settings.active_group

@@ -55,8 +55,7 @@ class Producer:
     def _see_weight(self, *call: Any) -> None:
         # The weight that this forward used: computing it again would be slower and, for spectral
         # normalization, which iterates on each access, another one.
-        if torch.is_grad_enabled():
-            self._weight = call[-1]
+        self._weight = call[-1] if torch.is_grad_enabled() else None
 
     def _see_load(self, *_: Any) -> None:
         self._forget()

@@ -262,7 +262,7 @@ class Source:
             where = C.sample_positions(sizes, int(amount), self.history.pushed)
         row = {"mean_at": torch.zeros_like(today.mean), "var_at": torch.zeros_like(today.mean)}
         for i, (producer, weight) in enumerate(zip(self.producers, today.weights, strict=True)):
-            if len(self.producers) > 1 and not producer.has_run:
+            if not producer.has_run and any(other.has_run for other in self.producers):
                 continue  # a branch of the sum that this step leaves out
             y, geometry = producer.input_for(x, norm.label), producer.geometry
             if where is None:

@@ -1,6 +1,7 @@
 """A page that shows a table and a picture, in one file that needs no other."""
 
 import base64
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,25 +22,30 @@ _PAGE = Template("""<!doctype html>
 body { max-width: 44rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #222; }
 h1 { font-size: 1.5rem; line-height: 1.25; }
 h2 { font-size: 1.15rem; margin-top: 2rem; }
+figure { margin: 1rem 0; }
 img { width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { caption-side: bottom; text-align: left; padding-top: .5rem; font-size: .85rem; color: #555; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ccc; white-space: nowrap; }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ccc; }
+td { white-space: nowrap; }
+.caption { font-size: .85rem; color: #555; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-pre { padding: .75rem; background: #f3f3f3; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { padding: .75rem; background: #f3f3f3; white-space: pre-wrap; overflow-x: auto; }
+pre span { white-space: nowrap; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
 dd { margin: 0; }
-@media (max-width: 30rem) { th, td { padding: .3rem; font-size: .75rem; } }
+@media (max-width: 30rem) { th, td { padding: .3rem; font-size: .85rem; } }
 @media print { body { max-width: none; } figure, table { break-inside: avoid; } }
-figure { margin: 1rem 0; }
 </style>
 </head>
 <body>
 <h1>$title</h1>
 $findings
 <figure><img src="data:image/png;base64,$picture" alt="$alternative"></figure>
-<div class="wide">$table</div>
+<div class="wide">
+$table
+</div>
+<p class="caption">$caption</p>
 <h2>What was trained</h2>
 $about
 <dl>
@@ -61,14 +67,14 @@ class Page:
         findings: what the numbers say, a sentence each.
         about: how they came about, a paragraph each.
         settings: of the runs, the software and the machine, by name.
-        command: what to type for the same page.
+        command: what to type for the same page, word by word.
     """
 
     title: str
     findings: Sequence[str]
     about: Sequence[str]
     settings: Mapping[str, object]
-    command: str
+    command: Sequence[str]
 
     def write(self, path: Path, rows: Sequence[Row], picture: Path) -> None:
         """Write the page with the table of `rows` and the PNG file `picture` inside."""
@@ -80,11 +86,12 @@ class Page:
                 picture=base64.b64encode(picture.read_bytes()).decode(),
                 alternative=escape(f"Test accuracy during training: {curves}. The table below has the final values."),
                 table=_table(rows),
+                caption=escape(caption(rows)),
                 about=_paragraphs(self.about),
                 settings="\n".join(
                     f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in self.settings.items()
                 ),
-                command=escape(self.command),
+                command=" ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in self.command),
             ),
             encoding="utf-8",
         )
@@ -97,7 +104,4 @@ def _paragraphs(texts: Sequence[str]) -> str:
 def _table(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>" for row in rows)
-    return (
-        f"<table>\n<caption>{escape(caption(rows))}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-    )
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"

@@ -1,0 +1,118 @@
+"""Closed-form sensitivities and pooling against autograd and plain arithmetic."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from crossbn import functional as C
+from tests.nn.test_oracle import OPERATORS, functional_form
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gradients_of_the_moments(name: str) -> None:
+    make, shape = OPERATORS[name]
+    torch.manual_seed(0)
+    module = make().double()
+    geometry, operator = C.geometry_of(module), functional_form(module)
+    y = torch.randn(3, *shape, dtype=torch.float64) + 0.5
+    weight = module.get_parameter("weight").detach()
+
+    def mean_and_var(w: Tensor) -> tuple[Tensor, Tensor]:
+        flat = operator(y, w).movedim(1, 0).flatten(1)
+        return flat.mean(1), flat.var(1, correction=0)
+
+    mean_jacobian, var_jacobian = torch.func.jacrev(mean_and_var)(weight)
+    x = operator(y, weight)
+    mean, var = C.batch_moments(x)
+    channels = range(geometry.out_channels)
+    flat_mean = torch.stack([C.flatten_weight(mean_jacobian[j], geometry)[j] for j in channels])
+    flat_var = torch.stack([C.flatten_weight(var_jacobian[j], geometry)[j] for j in channels])
+    flat = C.flatten_weight(weight, geometry)
+    shared = C.mean_grad(y, geometry, x.shape[2:]).repeat_interleave(geometry.out_channels // geometry.groups, 0)
+    torch.testing.assert_close(shared, flat_mean, rtol=1e-10, atol=1e-12)
+    # The variance's gradient at fixed mean is that of the second moment less 2 mean d(mean): the total is the same.
+    torch.testing.assert_close(C.var_grad(x, mean, y, flat, geometry), flat_var, rtol=1e-9, atol=1e-11)
+    everywhere = C.all_positions(x.shape[2:], x.device)
+    sampled = C.sampled_var_grad(C.outputs_at(x, everywhere), mean, C.patches_at(y, geometry, everywhere))
+    torch.testing.assert_close(sampled, flat_var, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(C.unflatten_weight(flat, geometry), weight, rtol=0, atol=0)
+
+
+def test_pooled_variance_does_not_cancel() -> None:
+    """A mean of a million and a variance of one, in float32: second moments would lose the variance altogether."""
+    mean, var = torch.tensor([1e6]), torch.tensor([1.0])
+    pooled = C.pool(mean, var, torch.tensor([[1e6 + 1]]), torch.tensor([[1.0]]), torch.ones(1))
+    torch.testing.assert_close(pooled.mean, torch.tensor([1e6 + 0.5]), rtol=0, atol=0.1)
+    torch.testing.assert_close(pooled.var, torch.tensor([1.25]))
+
+
+@pytest.mark.parametrize(("invalid", "mean", "var", "share"), [("max", 2.0, 2.0, 0.5), ("drop", 1.0, 2.0, 1.0)])
+def test_invalid_entries(invalid: str, mean: float, var: float, share: float) -> None:
+    today, past = torch.tensor([1.0]), torch.tensor([[3.0]])
+    pooled = C.pool(today, torch.tensor([2.0]), past, torch.tensor([[-0.5]]), torch.ones(1), invalid)
+    assert (pooled.mean.item(), pooled.var.item(), pooled.share.item()) == (mean, var, share)
+
+
+def test_absent_entries_do_not_count() -> None:
+    pooled = C.pool(torch.tensor([1.0]), torch.tensor([2.0]), torch.ones(3, 1), torch.ones(3, 1), torch.zeros(3))
+    assert (pooled.mean.item(), pooled.var.item(), pooled.share.item()) == (1.0, 2.0, 1.0)
+
+
+def test_joined_moments_are_those_of_the_whole() -> None:
+    parts = [torch.randn(n, 4, 3, dtype=torch.float64) + n for n in (1, 5, 2)]
+    moments = [C.batch_moments(part) for part in parts]
+    counts = torch.tensor([part.numel() // 4 for part in parts])
+    got = C.join_moments(torch.stack([m for m, _ in moments]), torch.stack([v for _, v in moments]), counts)
+    torch.testing.assert_close(got, C.batch_moments(torch.cat(parts)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(7,), (6, 10), (3, 4, 5)])
+def test_every_position_is_visited_equally_often(sizes: tuple[int, ...]) -> None:
+    total = torch.Size(sizes).numel()
+    counts = torch.zeros(sizes)
+    for step in range(total):
+        counts.index_put_(
+            tuple(C.sample_positions(torch.Size(sizes), 5, torch.tensor(step))), torch.ones(5), accumulate=True
+        )
+    assert torch.equal(counts, torch.full(sizes, 5.0))
+
+
+def test_gradients_of_normalize_and_follow_weight() -> None:
+    """Against autograd through the plain formula, with the statistics' own graph."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    gamma, beta = (torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    flat = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    mean_grad, coefficients = torch.randn(2, 2, 6, dtype=torch.float64), torch.rand(2, 2, 4, dtype=torch.float64)
+    jacobian = torch.randn(4, 6, dtype=torch.float64)
+    past_mean, past_var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+    share = 0.4
+
+    def plain() -> Tensor:
+        m = x.mean((0, 2))
+        mean_jacobian = torch.einsum("rgo,rgi->goi", coefficients[0].unflatten(1, (2, 2)), mean_grad).flatten(0, 1)
+        var_jacobian = torch.einsum("rgo,rgi->goi", coefficients[1].unflatten(1, (2, 2)), mean_grad).flatten(0, 1)
+        change = flat - flat.detach()
+        pooled = share * m + (1 - share) * past_mean + (change * mean_jacobian).sum(1)
+        # d var / d pooled mean is 0 in the pooled form: the deviations sum to nothing.
+        spread = share * (x - pooled.detach()[:, None]).square().mean((0, 2)) + (1 - share) * past_var
+        var = spread + (change * (var_jacobian + jacobian)).sum(1)
+        return (x - pooled[:, None]) / torch.sqrt(var + 1e-5)[:, None] * gamma[:, None] + beta[:, None]
+
+    with torch.no_grad():
+        m = x.mean((0, 2))
+        mean = share * m + (1 - share) * past_mean
+        var = share * (x - mean[:, None]).square().mean((0, 2)) + (1 - share) * past_var
+    followed = C.follow_weight(mean, var, flat, mean_grad, coefficients[0], coefficients[1], jacobian)
+    got = C.normalize(x, *followed, torch.full((4,), share, dtype=torch.float64), gamma, beta)
+    expected = plain()
+    torch.testing.assert_close(got, expected)
+    weights = torch.randn_like(got)
+    leaves = [x, gamma, beta, flat]
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weights).sum(), leaves),
+        torch.autograd.grad((expected * weights).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
