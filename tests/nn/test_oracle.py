@@ -73,7 +73,9 @@ def assert_near(got: Tensor | None, want: Tensor, dtype: torch.dtype) -> None:
     """Compare as closely as the type allows; the absolute part is relative to the largest value."""
     relative, absolute = (1e-9, 1e-11) if dtype == torch.float64 else (1e-4, 1e-4)
     assert got is not None
-    torch.testing.assert_close(got.double(), want, rtol=relative, atol=absolute * max(1.0, float(want.abs().max())))
+    torch.testing.assert_close(
+        got.double(), want, rtol=relative, atol=absolute * max(1.0, float(want.detach().abs().max()))
+    )
 
 
 def check(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, jump: float = 0.05, **options: Any) -> None:

@@ -30,15 +30,13 @@ def demo(
     window: Annotated[
         int | None, typer.Option(min=1, help="Steps that CBN pools.", show_default="16 / batch size, at most 8")
     ] = None,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Directory for records, picture and page.")] = Path(
-        "demo-results"
-    ),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Directory of the results.")] = Path("demo-results"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the records in the directory.")] = False,
 ) -> None:
-    """Train BN, GN and CBN on digits at a tiny batch, beside BN at batch size 32.
+    """Train BN, GN and CBN side by side at a tiny batch.
 
-    Prints a table and writes records.jsonl, curves.png and index.html. Needs no download, and does not repeat runs
-    that records.jsonl has already.
+    The images are scikit-learn's digits, which need no download, and BN at batch size 32 is the ceiling. Prints a
+    table and writes records.jsonl, curves.png and index.html. Runs that records.jsonl has already are not repeated.
     """
     require("matplotlib", "sklearn")
     try:
@@ -48,14 +46,17 @@ def demo(
     try:
         records = _complete(runs, out, fresh)
         table = rows(records)
-        _print_table(table)
-        _write_page(table, records, out)
+        page = _write_page(table, records, out)
     except KeyboardInterrupt:
         _fail("interrupted; the same command again does the runs that are missing")
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}")
-    except (RecordError, WorkerError) as error:
+    except RecordError as error:
+        _fail(f"{error}; --fresh starts anew")
+    except WorkerError as error:
         _fail(str(error))
+    _print_table(table)
+    typer.echo(f"{page} shows the table and the curves.")
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -91,7 +92,7 @@ def _print_table(table: Sequence[Row]) -> None:
     Console().print(shown, *findings(table), sep="\n")
 
 
-def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> None:
+def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> Path:
     from crossbn.report.figure import draw_curves  # matplotlib is slow to import
 
     picture, index = out / "curves.png", out / "index.html"
@@ -105,7 +106,7 @@ def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> N
         command=_command(cbn, records[-1].run, out),
     )
     page.write(index, table, picture)
-    typer.echo(f"{index} shows the table and the curves.")
+    return index
 
 
 def _settings(records: Sequence[Record]) -> dict[str, str]:

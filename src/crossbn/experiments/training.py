@@ -25,7 +25,6 @@ def train(run: Run, watch: Callable[[Point], None] = lambda _: None) -> Record:
     """
     torch.manual_seed(run.seed)
     images, test = load_digits(int(run.settings["train_images"]))
-    started = time.perf_counter()
     epochs = int(run.settings["epochs"])
     steps = epochs * (len(images.digits) // run.batch_size)
     model = build_model(run)
@@ -34,6 +33,7 @@ def train(run: Run, watch: Callable[[Point], None] = lambda _: None) -> Record:
     points = epochs * POINTS_PER_EPOCH
     due = {-(-steps * i // points) for i in range(1, points + 1)}  # rounded up: the last one is the last step
     curve = []
+    started = time.perf_counter()  # only now: the first optimizer of a process loads much of torch
     for step, batch in enumerate(_batches(len(images.digits), run.batch_size, epochs), start=1):
         loss = F.cross_entropy(model(images.pixels[batch]), images.digits[batch])
         optimizer.zero_grad()

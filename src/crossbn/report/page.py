@@ -34,7 +34,7 @@ pre { padding: .75rem; background: #f3f3f3; white-space: pre-wrap; overflow-x: a
 pre span { white-space: nowrap; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
 dd { margin: 0; }
-@media (max-width: 30rem) { th, td { padding: .3rem; font-size: .85rem; } }
+@media (max-width: 30rem) { th, td { padding: .25rem .2rem; font-size: .8rem; } }
 @media print { body { max-width: none; } figure, table { break-inside: avoid; } }
 </style>
 </head>
