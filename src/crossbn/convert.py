@@ -193,7 +193,7 @@ class _Feeds:
             if name not in self._producers:
                 self._producers[name] = Producer(operator)
         producers = tuple(self._producers[name] for name in segment.producers)
-        return Source(segment.channels, producers, norm.settings, norm.like)
+        return Source(segment.channels, producers, norm.settings, norm.like, segment.direct)
 
 
 def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], settings: Settings, feeds: _Feeds) -> None:

@@ -36,7 +36,7 @@ def test_no_run_twice_and_none_that_cannot_be_done() -> None:
 )
 def test_refuses(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        configs(**options)  # type: ignore[arg-type]  # all options are integers
+        configs(**options)
 
 
 def test_rows_are_in_the_order_of_the_runs() -> None:

@@ -29,7 +29,7 @@ def test_split_is_the_same_whatever_the_seed_and_the_number_of_training_images()
 
 def test_pixels_are_between_0_and_1_and_all_digits_occur() -> None:
     train, _ = load_digits(500)
-    assert (train.pixels.min(), train.pixels.max()) == (0, 1)
+    assert [bound.item() for bound in train.pixels.aminmax()] == [0.0, 1.0]
     assert train.digits.unique().tolist() == list(range(10))
 
 

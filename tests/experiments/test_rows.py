@@ -20,4 +20,6 @@ def test_a_single_seed_has_no_standard_deviation() -> None:
 def test_one_row_per_name() -> None:
     rows = summarize(three_norms())
     assert [row.name for row in rows] == ["CBN at batch 2", "BN at batch 2", "BN at batch 32"]
-    assert [row.accuracy for row in rows] == [pytest.approx(each) for each in ((0.94, 0.01), (0.41, 0.04), (0.95, 0.01))]
+    assert [row.accuracy for row in rows] == [
+        pytest.approx(each) for each in ((0.94, 0.01), (0.41, 0.04), (0.95, 0.01))
+    ]

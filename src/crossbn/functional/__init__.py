@@ -13,6 +13,7 @@ from crossbn.functional.normalize import follow_weight, normalize
 from crossbn.functional.pooling import Pooled, pool
 from crossbn.functional.sensitivity import (
     all_positions,
+    choose_amount,
     mean_grad,
     outputs_at,
     patches_at,
@@ -29,6 +30,7 @@ __all__ = [
     "accumulation_dtype",
     "all_positions",
     "batch_moments",
+    "choose_amount",
     "compensate",
     "flatten_weight",
     "follow_weight",

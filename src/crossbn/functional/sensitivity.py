@@ -12,6 +12,8 @@ I is `Geometry.patch_size`, C_in/groups * K. The variance's gradient is kept ins
 holds the same information, and neither a large mean cancels in it nor has it to be cancelled later.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ from crossbn.functional.moments import accumulation_dtype
 
 # Prime and larger than any map, so that the multiples modulo the number of positions visit every phase.
 _PHASE_STRIDE = 2_654_435_761
+
+_CHEAP_PRODUCTS = 2**24  # a tenth of a millisecond on two cores
 
 
 def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor:
@@ -69,6 +73,28 @@ def var_grad(x: Tensor, mean: Tensor, y: Tensor, flat_weight: Tensor, geometry: 
     return flatten_weight(grad, geometry)
 
 
+def choose_amount(positions: int | None, output_sizes: torch.Size, batch: int, weight_numbers: int) -> int | None:
+    """Choose how many spatial positions of each image to sample; None for all of them.
+
+    `positions` over the batch, unless that many products with a large weight would cost a good part of the
+    convolution itself: then at most an eighth of all positions, but 16 in any case. So wide early maps give
+    `positions` samples, deep maps of a few pixels fewer, and maps with no more than that are taken whole.
+
+    Args:
+        positions: samples wanted; None for all.
+        output_sizes: spatial extent of the operator's output.
+        batch: number of images.
+        weight_numbers: size of the operator's weight.
+    """
+    total = batch * output_sizes.numel()
+    if positions is None or positions >= total:
+        return None
+    if positions * weight_numbers > _CHEAP_PRODUCTS:
+        positions = min(positions, max(total // 8, 16))
+    amount = max(1, positions // batch)
+    return amount if amount < output_sizes.numel() else None
+
+
 def sample_positions(output_sizes: torch.Size, amount: int, step: Tensor) -> Tensor:
     """Choose `amount` spatial positions for this step: a fixed scatter, shifted as a whole by the step's phase.
 
@@ -85,17 +111,18 @@ def sample_positions(output_sizes: torch.Size, amount: int, step: Tensor) -> Ten
     Returns:
         Indices [len(output_sizes), amount], one row per spatial dimension.
     """
-    dims = len(output_sizes)
+    scatter = torch.tensor(_scatter(output_sizes, amount), device=step.device)
+    phase = _unravel((step * _PHASE_STRIDE).reshape(1) % output_sizes.numel(), output_sizes)
+    sizes = torch.tensor(output_sizes, device=step.device).unsqueeze(1)
+    return (scatter + phase) % sizes
+
+
+def _scatter(sizes: Sequence[int], amount: int) -> list[list[int]]:
     # The positive root of g**(dims + 1) = g + 1: its inverse powers are the sequence's irrational strides.
     root = 2.0
     for _ in range(32):
-        root = (1 + root) ** (1 / (dims + 1))
-    order = torch.arange(1, amount + 1, device=step.device, dtype=torch.float64)
-    phase = _unravel((step * _PHASE_STRIDE).reshape(1) % output_sizes.numel(), output_sizes)
-    rows = [
-        ((order / root ** (dim + 1) % 1 * size).long() + phase[dim]) % size for dim, size in enumerate(output_sizes)
-    ]
-    return torch.stack(rows)
+        root = (1 + root) ** (1 / (len(sizes) + 1))
+    return [[int(i / root ** (dim + 1) % 1 * size) for i in range(1, amount + 1)] for dim, size in enumerate(sizes)]
 
 
 def all_positions(output_sizes: torch.Size, device: torch.device) -> Tensor:
@@ -128,10 +155,10 @@ def sampled_var_grad(x_samples: Tensor, mean: Tensor, patches: Tensor) -> Tensor
     """Estimate `var_grad` [C, I] from outputs [N, C, S] and patches [N, groups, I, S] at the same positions."""
     groups = patches.shape[1]
     samples = x_samples.shape[0] * x_samples.shape[2]
-    centred = (x_samples - mean.unsqueeze(1)).unflatten(1, (groups, -1))
+    centred = ((x_samples - mean.unsqueeze(1)) * (2 / samples)).unflatten(1, (groups, -1))
     rows = centred.permute(1, 2, 0, 3).reshape(groups, -1, samples)
-    columns = patches.permute(1, 0, 3, 2).reshape(groups, samples, -1)
-    return torch.bmm(rows, columns).flatten(0, 1) * (2 / samples)
+    columns = patches.transpose(0, 1).transpose(1, 2).reshape(groups, -1, samples)
+    return torch.bmm(rows, columns.mT).flatten(0, 1)
 
 
 def _unravel(flat: Tensor, sizes: torch.Size) -> Tensor:

@@ -15,6 +15,8 @@ R remembered steps, C channels, I numbers per patch. The old weights never appea
 import torch
 from torch import Tensor
 
+_CACHED_NUMBERS = 131_072  # half a megabyte of float32 per remembered step
+
 
 def project_mean(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
     """Return <mean_grad, W> for each remembered step: [R, groups, I] and [C, I] give [R, C]."""
@@ -25,8 +27,12 @@ def project_mean(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
 
 def project_var(var_grad: Tensor, flat_weight: Tensor) -> Tensor:
     """Return <var_grad, W> for each remembered step: [R, C, I] and [C, I] give [R, C]."""
-    # Step by step: the product's temporary then stays in the cache, unlike that of the whole history.
-    return torch.stack([(grad * flat_weight).sum(1) for grad in var_grad])
+    if torch.compiler.is_compiling():  # which fuses product and sum
+        return (var_grad * flat_weight).sum(2)
+    # A few channels at a time, so that the product stays in the cache; faster than bmm on the CPU.
+    rows = max(1, _CACHED_NUMBERS // flat_weight.shape[1])
+    parts = zip(var_grad.split(rows, 1), flat_weight.split(rows), strict=True)
+    return torch.cat([(grad * weight).sum(2) for grad, weight in parts], 1)
 
 
 def project_samples(patches: Tensor, flat_weight: Tensor) -> Tensor:

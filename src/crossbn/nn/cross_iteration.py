@@ -236,8 +236,8 @@ class CrossIterBatchNorm(_BatchNorm):
 
     @staticmethod
     def _move(running: Tensor, target: Tensor, momentum: float | Tensor, accept: Tensor) -> None:
-        moved = (1 - momentum) * running + momentum * target
-        running.copy_(torch.where(accept, moved, running))
+        target = torch.where(accept, target.to(running.dtype), running)
+        running.lerp_(target, momentum)
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""

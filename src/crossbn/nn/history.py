@@ -37,6 +37,12 @@ class History:
 
     def push(self, row: Mapping[str, Tensor], accept: Tensor) -> None:
         """Overwrite the oldest slot with `row`, a value for each name, if the scalar `accept` is true."""
+        if accept.device.type == "cpu" and not torch.compiler.is_compiling():
+            if accept:  # on the CPU looking at a value costs nothing
+                for name, ring in self.rings.items():
+                    ring[int(self.pushed) % self.slots].copy_(row[name])
+                self.pushed = self.pushed + 1
+            return
         slot = (self.pushed % self.slots).reshape(1)
         for name, ring in self.rings.items():
             new = torch.where(accept, row[name].to(ring.dtype), ring.index_select(0, slot))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
@@ -72,9 +71,17 @@ class Source:
     producer (DenseNet) share its source, which then computes once per step.
     """
 
-    def __init__(self, channels: int, producers: tuple[Producer, ...], settings: Settings, like: Tensor) -> None:
+    def __init__(
+        self,
+        channels: int,
+        producers: tuple[Producer, ...],
+        settings: Settings,
+        like: Tensor,
+        direct: bool = False,
+    ) -> None:
         self.channels = channels
         self.producers = producers
+        self.direct = direct  # the channels are the output of the one producer, nothing added
         self.readers = 0
         self._current: Statistics | None = None
         self._unread = 0
@@ -188,7 +195,8 @@ class Source:
             if weights:
                 row |= self._sensitivities(x, today, norm)
                 # Inputs that a stride skips may be infinite without the moments knowing.
-                accept = accept & torch.isfinite(row["mean_at"]).all() & torch.isfinite(row["var_at"]).all()
+                for i in range(len(weights)):
+                    accept = accept & torch.isfinite(row[f"{i}.mean_grad"]).all()
             self.history.push(row, accept)
         return statistics
 
@@ -256,23 +264,30 @@ class Source:
     def _sensitivities(self, x: Tensor, today: _Today, norm: Named) -> dict[str, Tensor]:
         """Return today's gradients and, to take off later, their products with today's weights."""
         sizes, settings = x.shape[2:], norm.settings
-        amount = math.inf if settings.positions is None else max(1, settings.positions // x.shape[0])
-        where = None
-        if amount < sizes.numel():
-            where = C.sample_positions(sizes, int(amount), self.history.pushed)
+        amount = C.choose_amount(settings.positions, sizes, len(x), max(w.numel() for w in today.weights))
+        where = None if amount is None else C.sample_positions(sizes, amount, self.history.pushed)
         row = {"mean_at": torch.zeros_like(today.mean), "var_at": torch.zeros_like(today.mean)}
         for i, (producer, weight) in enumerate(zip(self.producers, today.weights, strict=True)):
             if not producer.has_run and any(other.has_run for other in self.producers):
                 continue  # a branch of the sum that this step leaves out
             y, geometry = producer.input_for(x, norm.label), producer.geometry
+            mean_grad = C.mean_grad(y, geometry, sizes)
             if where is None:
                 var_grad = C.var_grad(x, today.mean, y, weight, geometry)
             else:
-                var_grad = C.sampled_var_grad(C.outputs_at(x, where), today.mean, C.patches_at(y, geometry, where))
-            row[f"{i}.mean_grad"] = C.mean_grad(y, geometry, sizes) * today.local
-            row[f"{i}.var_grad"] = var_grad * today.local
-            row["mean_at"] += C.project_mean(row[f"{i}.mean_grad"].unsqueeze(0), weight)[0]
-            row["var_at"] += C.project_var(row[f"{i}.var_grad"].unsqueeze(0), weight)[0]
+                outputs = C.outputs_at(x, where)
+                var_grad = C.sampled_var_grad(outputs, today.mean, C.patches_at(y, geometry, where))
+            if settings.active_group is not None:
+                mean_grad, var_grad = mean_grad * today.local, var_grad * today.local
+            row |= {f"{i}.mean_grad": mean_grad, f"{i}.var_grad": var_grad}
+            if self.direct and where is not None and settings.active_group is None and x.dtype == mean_grad.dtype:
+                # Euler: x is homogeneous in the weights, so the products are moments of x itself.
+                row["mean_at"] = today.mean - today.bias
+                centred, linear = outputs - today.mean.unsqueeze(1), outputs - today.bias.unsqueeze(1)
+                row["var_at"] = 2 * (centred * linear).mean((0, 2))
+            else:
+                row["mean_at"] += C.project_mean(mean_grad.unsqueeze(0), weight)[0]
+                row["var_at"] += C.project_var(var_grad.unsqueeze(0), weight)[0]
             if settings.order == 2:
                 patches = C.patches_at(y, geometry, C.all_positions(sizes, x.device) if where is None else where)
                 samples = self._scale_samples(patches, i, today.local)
