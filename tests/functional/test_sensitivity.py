@@ -34,7 +34,7 @@ def test_gradients_of_the_moments(name: str) -> None:
     # The variance's gradient at fixed mean is that of the second moment less 2 mean d(mean): the total is the same.
     torch.testing.assert_close(C.var_grad(x, mean, y, flat, geometry), flat_var, rtol=1e-9, atol=1e-11)
     everywhere = C.all_positions(x.shape[2:], x.device)
-    sampled = C.sampled_var_grad(C.outputs_at(x, everywhere), mean, C.patches_at(y, geometry, everywhere))
+    sampled = C.sampled_var_grad(C.outputs_at(x, everywhere), mean, C.patches_at(y, geometry, everywhere, x.shape[2:]))
     torch.testing.assert_close(sampled, flat_var, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(C.unflatten_weight(flat, geometry), weight, rtol=0, atol=0)
 

@@ -175,7 +175,9 @@ def test_sampled_gradient_is_unbiased(name: str, layout: torch.memory_format) ->
     estimates = []
     for step in range(sizes.numel()):
         where = C.sample_positions(sizes, 5, torch.tensor(step))
-        estimates.append(C.sampled_var_grad(C.outputs_at(x, where), mean, C.patches_at(y, geometry, where)))
+        estimates.append(
+            C.sampled_var_grad(C.outputs_at(x, where), mean, C.patches_at(y, geometry, where, x.shape[2:]))
+        )
     weight = C.flatten_weight(module.get_parameter("weight").detach(), geometry)
     full = C.var_grad(x, mean, y, weight, geometry)
     torch.testing.assert_close(torch.stack(estimates).mean(0), full, rtol=0, atol=1e-12)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from crossbn.experiments.demo import rows
-from crossbn.report.figure import draw_curves, spread_out
+from crossbn.report.figure import choose_styles, draw_curves, spread_out
 from tests.experiments.handmade import record, three_norms
 
 
@@ -19,6 +19,12 @@ from tests.experiments.handmade import record, three_norms
 )
 def test_labels_are_spread_out(heights: list[float], moved: list[float]) -> None:
     assert spread_out(heights, 4.0) == pytest.approx(moved, abs=1e-3)
+
+
+def test_a_norm_keeps_its_colour() -> None:
+    ceiling, bn, cbn = choose_styles(rows(three_norms()))
+    assert ceiling[0] == bn[0] != cbn[0]
+    assert (ceiling[1], bn[1], cbn[1]) == ("-", "--", "-")
 
 
 def test_picture_depends_on_the_numbers_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ seen this way: output channel j at a position is `<W_j, patch>`, the patch being
 places follow dimension by dimension from the position.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -151,12 +152,34 @@ def input_index(geometry: Geometry, dim: int, output: Tensor, size: int) -> tupl
     return index, torch.ones_like(index, dtype=torch.bool)
 
 
-def tap_counts(geometry: Geometry, dim: int, output_size: int, like: Tensor) -> Tensor:
+def _tap_table(
+    geometry: Geometry, dim: int, size: int, output_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return input_index(geometry, dim, torch.arange(output_size, device=device), size)
+
+
+def _tap_counts(
+    geometry: Geometry, dim: int, size: int, output_size: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    index, inside = _tap_table(geometry, dim, size, output_size, device)
+    counts = torch.zeros(size, geometry.kernel[dim], dtype=dtype, device=device)
+    return counts.scatter_add_(0, index, inside.to(dtype))
+
+
+_cached_tap_table = functools.lru_cache(1024)(_tap_table)
+_cached_tap_counts = functools.lru_cache(1024)(_tap_counts)
+
+
+def tap_table(geometry: Geometry, dim: int, size: int, output_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return `input_index` of every output index, [O, K_dim] each; made once per geometry and sizes."""
+    table = _tap_table if torch.compiler.is_compiling() else _cached_tap_table
+    return table(geometry, dim, size, output_size, device)
+
+
+def tap_counts(geometry: Geometry, dim: int, like: Tensor, output_size: int) -> Tensor:
     """Count how often each kernel tap reads each input index along one dimension of `like` [C, *sizes]: [I, K]."""
-    size = like.shape[1 + dim]
-    index, inside = input_index(geometry, dim, torch.arange(output_size, device=like.device), size)
-    counts = like.new_zeros(size, geometry.kernel[dim])
-    return counts.scatter_add_(0, index, inside.to(like.dtype))
+    count = _tap_counts if torch.compiler.is_compiling() else _cached_tap_counts
+    return count(geometry, dim, like.shape[1 + dim], output_size, like.device, like.dtype)
 
 
 def pad_input(y: Tensor, geometry: Geometry) -> tuple[Tensor, Sequence[int]]:

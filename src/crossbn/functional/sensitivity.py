@@ -17,14 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from crossbn.functional.geometry import (
-    Geometry,
-    flatten_weight,
-    input_index,
-    pad_input,
-    tap_counts,
-    unflatten_weight,
-)
+from crossbn.functional.geometry import Geometry, flatten_weight, pad_input, tap_counts, tap_table, unflatten_weight
 from crossbn.functional.moments import accumulation_dtype
 
 # Prime and larger than any map, so that the multiples modulo the number of positions visit every phase.
@@ -41,7 +34,7 @@ def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor
     """
     total = y.sum(0, dtype=accumulation_dtype(y.dtype))
     for dim in reversed(range(len(geometry.kernel))):
-        counts = tap_counts(geometry, dim, output_sizes[dim], total)
+        counts = tap_counts(geometry, dim, total, output_sizes[dim])
         total = torch.tensordot(total, counts, ([1 + dim], [0])).movedim(-1, 1 + dim)
     return total.reshape(geometry.groups, -1) / (y.shape[0] * output_sizes.numel())
 
@@ -138,15 +131,15 @@ def outputs_at(x: Tensor, positions: Tensor) -> Tensor:
     return _gather(x, flat)
 
 
-def patches_at(y: Tensor, geometry: Geometry, positions: Tensor) -> Tensor:
-    """Gather the patches that output positions [dims, S] read: [N, groups, I, S]."""
+def patches_at(y: Tensor, geometry: Geometry, positions: Tensor, output_sizes: torch.Size) -> Tensor:
+    """Gather the patches that positions [dims, S] of an output of `output_sizes` read: [N, groups, I, S]."""
     sizes = y.shape[2:]
     flat = positions.new_zeros(positions.shape[1], 1)
     inside = torch.ones_like(flat, dtype=torch.bool)
     for dim, size in enumerate(sizes):
-        index, counts = input_index(geometry, dim, positions[dim], size)
-        flat = (flat.unsqueeze(2) * size + index.unsqueeze(1)).flatten(1)
-        inside = (inside.unsqueeze(2) & counts.unsqueeze(1)).flatten(1)
+        index, counts = tap_table(geometry, dim, size, output_sizes[dim], y.device)
+        flat = (flat.unsqueeze(2) * size + index[positions[dim]].unsqueeze(1)).flatten(1)
+        inside = (inside.unsqueeze(2) & counts[positions[dim]].unsqueeze(1)).flatten(1)
     taken = _gather(y, flat.mT.flatten()).unflatten(2, (geometry.taps, -1))
     return (taken * inside.mT).reshape(y.shape[0], geometry.groups, geometry.patch_size, -1)
 

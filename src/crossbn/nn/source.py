@@ -276,7 +276,7 @@ class Source:
                 var_grad = C.var_grad(x, today.mean, y, weight, geometry)
             else:
                 outputs = C.outputs_at(x, where)
-                var_grad = C.sampled_var_grad(outputs, today.mean, C.patches_at(y, geometry, where))
+                var_grad = C.sampled_var_grad(outputs, today.mean, C.patches_at(y, geometry, where, sizes))
             if settings.active_group is not None:
                 mean_grad, var_grad = mean_grad * today.local, var_grad * today.local
             row |= {f"{i}.mean_grad": mean_grad, f"{i}.var_grad": var_grad}
@@ -289,7 +289,7 @@ class Source:
                 row["mean_at"] += C.project_mean(mean_grad.unsqueeze(0), weight)[0]
                 row["var_at"] += C.project_var(var_grad.unsqueeze(0), weight)[0]
             if settings.order == 2:
-                patches = C.patches_at(y, geometry, C.all_positions(sizes, x.device) if where is None else where)
+                patches = C.patches_at(y, geometry, C.all_positions(sizes, x.device) if where is None else where, sizes)
                 samples = self._scale_samples(patches, i, today.local)
                 row[f"{i}.samples"] = samples
                 row["samples"] = row.get("samples", 0) + C.project_samples(samples.unsqueeze(0), weight)[0]

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from crossbn.experiments.rows import Row
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; line styles do the same for black-and-white print.
-STYLES = (("#000000", "-"), ("#D55E00", "--"), ("#0072B2", "-."), ("#009E73", "-"))
+# Okabe and Ito's, which colour-blind readers tell apart.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+LINES = ("-", "--", ":", "-.")
 LABEL_DISTANCE = 5.5  # percent of the axis: what a line of text needs
 
 
@@ -18,18 +19,28 @@ def draw_curves(rows: Sequence[Row], path: Path) -> None:
     # Small, with letters to match: on a phone the picture shrinks to a third.
     figure = Figure(figsize=(5.6, 4.2), dpi=170, layout="constrained")
     axes = figure.add_subplot()
-    for row, (colour, style) in zip(rows, STYLES, strict=False):
-        _draw_row(axes, row, colour, style)
     heights = spread_out([100 * row.accuracy.mean for row in rows], LABEL_DISTANCE)
-    for row, (colour, _), height in zip(rows, STYLES, heights, strict=False):
+    for row, (colour, line), height in zip(rows, choose_styles(rows), heights, strict=True):
+        _draw_row(axes, row, colour, line)
         _draw_label(axes, row, colour, height)
     _draw_frame(axes, rows)
     figure.savefig(path, metadata={"Software": None})
 
 
-def _draw_row(axes: Axes, row: Row, colour: str, style: str) -> None:
+def choose_styles(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return colour and line of each row: a colour for each norm, a line for each row that the norm has."""
+    lines: dict[str, int] = {}
+    styles = []
+    for row in rows:
+        lines[row.norm] = lines.get(row.norm, -1) + 1
+        colour = list(lines).index(row.norm)
+        styles.append((COLOURS[colour % len(COLOURS)], LINES[lines[row.norm] % len(LINES)]))
+    return styles
+
+
+def _draw_row(axes: Axes, row: Row, colour: str, line: str) -> None:
     means = [100 * each.mean for each in row.curve]
-    axes.plot(row.epochs, means, color=colour, linestyle=style, linewidth=2)
+    axes.plot(row.epochs, means, color=colour, linestyle=line, linewidth=2)
     margins = [100 * (each.sd or 0.0) for each in row.curve]
     low = [mean - margin for mean, margin in zip(means, margins, strict=True)]
     high = [mean + margin for mean, margin in zip(means, margins, strict=True)]
