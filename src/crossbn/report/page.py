@@ -30,11 +30,12 @@ th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ccc;
 td { white-space: nowrap; }
 .caption { font-size: .85rem; color: #555; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th:last-child, td:last-child { padding-right: 0; }
 pre { padding: .75rem; background: #f3f3f3; white-space: pre-wrap; overflow-x: auto; }
 pre span { white-space: nowrap; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
 dd { margin: 0; }
-@media (max-width: 30rem) { th, td { padding: .25rem .2rem; font-size: .8rem; } }
+@media (max-width: 30rem) { tr { font-size: .8rem; } th, td { padding-inline: .2rem; } }
 @media print { body { max-width: none; } figure, table { break-inside: avoid; } }
 </style>
 </head>
