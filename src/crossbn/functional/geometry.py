@@ -42,6 +42,12 @@ class Geometry:
         """Numbers an output channel reads at one position, C_in/groups * K."""
         return self.in_channels // self.groups * self.taps
 
+    @property
+    def reads_each_input_once(self) -> bool:
+        """Whether positions and inputs are the same thing: a linear layer, or a 1x1 convolution on every pixel."""
+        plain = all(k == s == 1 for k, s in zip(self.kernel, self.stride, strict=True))
+        return plain and all(pair == (0, 0) for pair in self.padding)
+
     def output_padding(self, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> list[int]:
         """Positions that a transposed convolution has appended to its output; a call may choose them."""
         if not self.transposed:

@@ -10,6 +10,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -23,7 +24,7 @@ class Pooled(NamedTuple):
     share: Tensor
     """[C]: today's weight in the averages."""
     weight: Tensor
-    """[R, C]: the remembered steps' weights in the averages; 0 where absent or dropped."""
+    """[R, C], or [R, 1] if the same for all: the remembered steps' weights; 0 where absent or dropped."""
     valid: Tensor
     """[R, C]: where the compensated variance is not negative."""
 
@@ -46,18 +47,18 @@ def pool(
             channel (its released code).
 
     Example:
-        >>> import torch
         >>> today, past = torch.tensor([1.0]), torch.tensor([[3.0]])
         >>> pool(today, today, past, past, torch.ones(1))[:2]
         (tensor([2.]), tensor([3.]))
     """
     valid = past_var >= 0
-    weight = present.unsqueeze(1).expand_as(past_var)
+    weight = present.unsqueeze(1)
     if invalid == "drop":
         weight = weight * valid
     share = 1 / (1 + weight.sum(0))
     weight = weight * share
-    pooled_mean = share * mean + (weight * past_mean).sum(0)
-    spread = past_var.clamp_min(0) + (past_mean - pooled_mean).square()
-    pooled_var = share * (var + (mean - pooled_mean).square()) + (weight * spread).sum(0)
-    return Pooled(pooled_mean, pooled_var, share, weight, valid)
+    pooled_mean = torch.addcmul((weight * past_mean).sum(0), share, mean)
+    deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
+    spread = torch.addcmul(past_var.clamp_min(0), past_deviation, past_deviation)
+    pooled_var = torch.addcmul((weight * spread).sum(0), share, torch.addcmul(var, deviation, deviation))
+    return Pooled(pooled_mean, pooled_var, share.expand_as(mean), weight, valid)

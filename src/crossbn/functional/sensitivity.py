@@ -32,10 +32,13 @@ def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor
     Each kernel tap reads each input row (and column, ...) a known number of times, so the mean is one small
     matrix product per dimension with those counts instead of an average over unfolded patches.
     """
-    total = y.sum(0, dtype=accumulation_dtype(y.dtype))
+    dtype = accumulation_dtype(y.dtype)
+    if geometry.reads_each_input_once:
+        return y.mean([0, *range(2, y.ndim)], dtype=dtype).reshape(geometry.groups, -1)
+    total = y.sum(0, dtype=dtype)
     for dim in reversed(range(len(geometry.kernel))):
         counts = tap_counts(geometry, dim, total, output_sizes[dim])
-        total = torch.tensordot(total, counts, ([1 + dim], [0])).movedim(-1, 1 + dim)
+        total = (total.movedim(1 + dim, -1) @ counts).movedim(-1, 1 + dim)
     return total.reshape(geometry.groups, -1) / (y.shape[0] * output_sizes.numel())
 
 

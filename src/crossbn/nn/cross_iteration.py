@@ -14,7 +14,8 @@ from crossbn.functional import batch_moments, geometry_of, is_linear_operator, n
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
 from crossbn.nn.settings import Settings
-from crossbn.nn.source import Source, Statistics
+from crossbn.nn.source import Source
+from crossbn.nn.statistics import Statistics
 
 
 class Segment(NamedTuple):
@@ -196,8 +197,8 @@ class CrossIterBatchNorm(_BatchNorm):
     def _statistics(self, x: Tensor, remember: bool, pooling: bool) -> list[Statistics]:
         x = x.detach()
         mean, var = batch_moments(x)
-        finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
-        active = torch.full((), pooling, dtype=torch.bool, device=x.device)
+        finite = torch.isfinite(mean + var).all()
+        active = None if pooling else torch.zeros((), dtype=torch.bool, device=x.device)
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
@@ -213,7 +214,7 @@ class CrossIterBatchNorm(_BatchNorm):
         if x.requires_grad:  # else what made it is frozen, today's weights included
             followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
         mean, var = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*followed, strict=True))
-        share = torch.cat([each.share for each in statistics])
+        share = torch.cat([each.share for each in statistics]) if len(statistics) > 1 else statistics[0].share
         group = self.settings.active_group
         return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, statistics[0].batch_positions)
 
@@ -222,9 +223,12 @@ class CrossIterBatchNorm(_BatchNorm):
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
-        mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
-        positions = torch.cat([each.positions for each in statistics])
-        finite = torch.stack([each.finite for each in statistics]).all()
+        mean, var, positions = statistics[0].mean, statistics[0].var, statistics[0].positions
+        finite = statistics[0].finite
+        if len(statistics) > 1:
+            finite = torch.stack([each.finite for each in statistics]).all()
+            mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
+            positions = torch.cat([each.positions for each in statistics])
         self.num_batches_tracked += finite
         momentum = (
             self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)

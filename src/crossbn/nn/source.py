@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from crossbn import functional as C  # the library's F
 from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
 from crossbn.nn.settings import Settings
+from crossbn.nn.statistics import Drift, Jacobian, Statistics, Today, join
 
 
 class Named(Protocol):
@@ -21,47 +22,6 @@ class Named(Protocol):
 
     label: str
     settings: Settings
-
-
-class Jacobian(NamedTuple):
-    """How the pooled statistics follow the weights of one producer; see `functional.follow_weight`."""
-
-    mean_grad: Tensor
-    mean_coefficient: Tensor
-    var_coefficient: Tensor
-    var_jacobian: Tensor
-
-
-class Statistics(NamedTuple):
-    """What a source says at a training step. Nothing here has a graph."""
-
-    mean: Tensor
-    """[C]: pooled."""
-    var: Tensor
-    """[C]: pooled, biased."""
-    share: Tensor
-    """[C]: today's weight in them."""
-    positions: Tensor
-    """[C]: positions pooled."""
-    batch_positions: Tensor
-    """Scalar: today's, of all processes together."""
-    finite: Tensor
-    """Scalar: whether today's moments are."""
-    jacobians: tuple[Jacobian, ...]
-    """One per producer; empty where no gradient goes through the compensation."""
-    bias_jacobian: tuple[Tensor, Tensor]
-    """[C] each: how the pooled mean and variance follow the producers' biases."""
-
-
-class _Today(NamedTuple):
-    """The present step."""
-
-    mean: Tensor
-    var: Tensor
-    positions: Tensor
-    local: Tensor  # this process's share of the positions
-    bias: Tensor
-    weights: list[Tensor]
 
 
 class Source:
@@ -135,7 +95,7 @@ class Source:
                 producer.release(self)
 
     def statistics(
-        self, x: Tensor, mean: Tensor, var: Tensor, finite: Tensor, active: Tensor, remember: bool, norm: Named
+        self, x: Tensor, mean: Tensor, var: Tensor, finite: Tensor, active: Tensor | None, remember: bool, norm: Named
     ) -> Statistics:
         """Return the statistics at this step, computed by the first norm to ask.
 
@@ -144,7 +104,7 @@ class Source:
             mean: its mean.
             var: its biased variance.
             finite: scalar; whether the moments of all the norm's channels are.
-            active: scalar; where false the window is 1 and nothing is remembered.
+            active: scalar; where false the window is 1 and nothing is remembered. None is true.
             remember: whether this step enters the history.
             norm: who asks.
         """
@@ -161,7 +121,7 @@ class Source:
         mean, var = statistics.mean, statistics.var
         for producer, jacobian in zip(self.producers, statistics.jacobians, strict=False):
             mean, var = C.follow_weight(mean, var, producer.weight(), *jacobian)
-            if producer.bias is not None:
+            if producer.bias is not None and statistics.bias_jacobian is not None:
                 nothing = producer.bias - producer.bias.detach()  # 0, with a gradient of 1
                 mean = mean + nothing * statistics.bias_jacobian[0]
                 var = var + nothing * statistics.bias_jacobian[1]
@@ -174,75 +134,77 @@ class Source:
         var: Tensor,
         weights: list[Tensor],
         finite: Tensor,
-        active: Tensor,
+        active: Tensor | None,
         remember: bool,
         norm: Named,
     ) -> Statistics:
         settings = norm.settings
-        biases = [p.bias.to(mean.dtype) for p in self.producers if weights and p.bias is not None]
-        bias = sum(biases, torch.zeros_like(mean))
-        drift = self._drift(weights)
-        count = mean.new_tensor(x.numel() // x.shape[1])
-        local = torch.ones_like(count)
+        bias = _sum([p.bias.to(mean.dtype) for p in self.producers if weights and p.bias is not None])
+        positions = mean.new_full((), x.numel() // x.shape[1])
+        today = Today(mean, var, positions, finite, self._drift(weights), None)
         if (group := settings.active_group) is not None:
-            mean, var, drift, finite, local = _join(mean, var, count, drift, finite, group)
-            count = count / local
-        today = _Today(mean, var, count, local, bias, weights)
-        accept = finite & active
-        statistics = self._pool(today, drift, finite, accept, settings)
+            today = join(today, group)
+        # A batch that is not finite gets plain BatchNorm: nothing remembered takes part, nor is it remembered.
+        accept = today.finite if active is None else today.finite & active
+        statistics = self._pool(today, bias, weights, accept, settings)
         if remember and settings.window > 1:
-            row = {"mean": mean - bias, "var": var, "count": count}
+            linear_mean = today.mean if bias is None else today.mean - bias
+            row = {"mean": linear_mean, "var": today.var, "count": today.positions}
             if weights:
-                row |= self._sensitivities(x, today, norm)
+                row |= self._sensitivities(x, today, bias, weights, norm)
                 # Inputs that a stride skips may be infinite without the moments knowing.
                 for i in range(len(weights)):
                     accept = accept & torch.isfinite(row[f"{i}.mean_grad"]).all()
             self.history.push(row, accept)
         return statistics
 
-    def _drift(self, weights: list[Tensor]) -> Tensor:
-        """Return what the change of weights did to each remembered step: mean shift, slope, curvature, [3, R, C]."""
-        history = self.history
+    def _drift(self, weights: list[Tensor]) -> Drift | None:
         if not weights:
-            return torch.zeros_like(history["mean"]).expand(3, -1, -1)
-        shift = sum(C.project_mean(history[f"{i}.mean_grad"], w) for i, w in enumerate(weights)) - history["mean_at"]
-        slope = sum(C.project_var(history[f"{i}.var_grad"], w) for i, w in enumerate(weights)) - history["var_at"]
+            return None
+        history = self.history
+        shift = _sum([C.project_mean(history[f"{i}.mean_grad"], w) for i, w in enumerate(weights)])
+        slope = _sum([C.project_var(history[f"{i}.var_grad"], w) for i, w in enumerate(weights)])
+        assert shift is not None
+        assert slope is not None
         deviations = self._deviations(weights)
-        curvature = torch.zeros_like(shift) if deviations is None else deviations.square().sum(2)
-        return torch.stack([shift, slope, curvature])
+        curvature = None if deviations is None else deviations.square().sum(2)
+        return Drift(shift - history["mean_at"], slope - history["var_at"], curvature)
 
     def _deviations(self, weights: list[Tensor]) -> Tensor | None:
         """Return (W_t - W_s) * y_s at the remembered samples [R, C, P], if there are any."""
         if "samples" not in self.history.rings:
             return None
-        projected = sum(C.project_samples(self.history[f"{i}.samples"], w) for i, w in enumerate(weights))
+        projected = _sum([C.project_samples(self.history[f"{i}.samples"], w) for i, w in enumerate(weights)])
+        assert projected is not None
         return projected - self.history["samples"]
 
-    def _pool(self, today: _Today, drift: Tensor, finite: Tensor, accept: Tensor, settings: Settings) -> Statistics:
+    def _pool(
+        self, today: Today, bias: Tensor | None, weights: list[Tensor], accept: Tensor, settings: Settings
+    ) -> Statistics:
         history = self.history
-        past_mean, past_var = C.compensate(history["mean"] + today.bias, history["var"], *drift)
-        # A batch that is not finite gets plain BatchNorm: nothing remembered takes part.
-        present = history.present() * accept
-        pooled = C.pool(today.mean, today.var, past_mean, past_var, present, settings.invalid)
-        counted = (pooled.weight > 0) * history["count"].unsqueeze(1)
-        towards = 2 * pooled.weight * (past_mean - pooled.mean)  # d var / d past_mean
+        past_mean, past_var = history["mean"], history["var"]
+        if today.drift is not None:
+            past_mean, past_var = C.compensate(past_mean, past_var, *today.drift)
+        if bias is not None:
+            past_mean = past_mean + bias
+        pooled = C.pool(today.mean, today.var, past_mean, past_var, history.present() * accept, settings.invalid)
+        counted = ((pooled.weight > 0) * history["count"].unsqueeze(1)).sum(0)
         jacobians: tuple[Jacobian, ...] = ()
-        if settings.backward == "through" and today.weights:
+        bias_jacobian = None
+        if settings.backward == "through" and today.drift is not None:
+            towards = 2 * pooled.weight * (past_mean - pooled.mean)  # d var / d past_mean
             own = pooled.weight * pooled.valid  # d var / d past_var
-            coefficient = towards - 2 * own * drift[0]
+            coefficient = towards - 2 * own * today.drift.mean_shift
             jacobians = tuple(
                 Jacobian(history[f"{i}.mean_grad"].clone(), pooled.weight, coefficient, jacobian)
-                for i, jacobian in enumerate(self._var_jacobians(own, today.weights))
+                for i, jacobian in enumerate(self._var_jacobians(own, weights))
             )
+            if bias is not None:
+                local = 1 if today.local is None else today.local
+                bias_jacobian = pooled.weight.sum(0) * local, towards.sum(0) * local
+        positions = (today.positions + counted).expand_as(pooled.mean)
         return Statistics(
-            pooled.mean,
-            pooled.var,
-            pooled.share,
-            today.positions + counted.sum(0),
-            today.positions,
-            finite,
-            jacobians,
-            (pooled.weight.sum(0) * today.local, towards.sum(0) * today.local),
+            pooled.mean, pooled.var, pooled.share, positions, today.positions, today.finite, jacobians, bias_jacobian
         )
 
     def _var_jacobians(self, own: Tensor, weights: list[Tensor]) -> list[Tensor]:
@@ -250,10 +212,11 @@ class Source:
         deviations = self._deviations(weights)
         jacobians = []
         for i in range(len(weights)):
-            grads = self.history[f"{i}.var_grad"]
-            jacobian = grads[0] * own[0].unsqueeze(1)
-            for grad, weight in zip(grads[1:], own[1:], strict=True):
-                jacobian.addcmul_(grad, weight.unsqueeze(1))
+            grads = self.history[f"{i}.var_grad"].unbind()
+            shares = own.unsqueeze(2).unbind()
+            jacobian = grads[0] * shares[0]
+            for grad, share in zip(grads[1:], shares[1:], strict=True):
+                jacobian.addcmul_(grad, share)
             if deviations is not None:
                 samples = self.history[f"{i}.samples"]
                 scaled = (2 * own.unsqueeze(2) * deviations).unflatten(1, (samples.shape[1], -1))
@@ -261,71 +224,72 @@ class Source:
             jacobians.append(jacobian)
         return jacobians
 
-    def _sensitivities(self, x: Tensor, today: _Today, norm: Named) -> dict[str, Tensor]:
+    def _sensitivities(
+        self, x: Tensor, today: Today, bias: Tensor | None, weights: list[Tensor], norm: Named
+    ) -> dict[str, Tensor]:
         """Return today's gradients and, to take off later, their products with today's weights."""
         sizes, settings = x.shape[2:], norm.settings
-        amount = C.choose_amount(settings.positions, sizes, len(x), max(w.numel() for w in today.weights))
+        amount = C.choose_amount(settings.positions, sizes, len(x), max(w.numel() for w in weights))
         where = None if amount is None else C.sample_positions(sizes, amount, self.history.pushed)
-        row = {"mean_at": torch.zeros_like(today.mean), "var_at": torch.zeros_like(today.mean)}
-        for i, (producer, weight) in enumerate(zip(self.producers, today.weights, strict=True)):
+        outputs = None if where is None else C.outputs_at(x, where)
+        # x itself is linear in the weights, and known as exactly as they are.
+        homogeneous = self.direct and today.local is None and x.dtype == today.mean.dtype
+        row: dict[str, Tensor] = {}
+        for i, (producer, weight) in enumerate(zip(self.producers, weights, strict=True)):
             if not producer.has_run and any(other.has_run for other in self.producers):
                 continue  # a branch of the sum that this step leaves out
             y, geometry = producer.input_for(x, norm.label), producer.geometry
             mean_grad = C.mean_grad(y, geometry, sizes)
-            if where is None:
+            if where is None or outputs is None:
                 var_grad = C.var_grad(x, today.mean, y, weight, geometry)
             else:
-                outputs = C.outputs_at(x, where)
                 var_grad = C.sampled_var_grad(outputs, today.mean, C.patches_at(y, geometry, where, sizes))
-            if settings.active_group is not None:
+            if today.local is not None:
                 mean_grad, var_grad = mean_grad * today.local, var_grad * today.local
             row |= {f"{i}.mean_grad": mean_grad, f"{i}.var_grad": var_grad}
-            if self.direct and where is not None and settings.active_group is None and x.dtype == mean_grad.dtype:
-                # Euler: x is homogeneous in the weights, so the products are moments of x itself.
-                row["mean_at"] = today.mean - today.bias
-                centred, linear = outputs - today.mean.unsqueeze(1), outputs - today.bias.unsqueeze(1)
-                row["var_at"] = 2 * (centred * linear).mean((0, 2))
-            else:
-                row["mean_at"] += C.project_mean(mean_grad.unsqueeze(0), weight)[0]
-                row["var_at"] += C.project_var(var_grad.unsqueeze(0), weight)[0]
             if settings.order == 2:
-                patches = C.patches_at(y, geometry, C.all_positions(sizes, x.device) if where is None else where, sizes)
-                samples = self._scale_samples(patches, i, today.local)
-                row[f"{i}.samples"] = samples
-                row["samples"] = row.get("samples", 0) + C.project_samples(samples.unsqueeze(0), weight)[0]
-        left_out = {
-            name: ring for name, ring in self.history.rings.items() if name not in (*row, "mean", "var", "count")
-        }
-        return row | {name: torch.zeros_like(ring[0]) for name, ring in left_out.items()}
+                row |= self._samples(C.patches_at(y, geometry, _or_all(where, x), sizes), i, weight, row, today.local)
+            if not homogeneous:
+                _add(row, "mean_at", C.project_mean(mean_grad.unsqueeze(0), weight)[0])
+                _add(row, "var_at", C.project_var(var_grad.unsqueeze(0), weight)[0])
+        if homogeneous:
+            row |= self._products_by_euler(today, outputs, bias)
+        made = {*row, "mean", "var", "count"}
+        return row | {n: torch.zeros_like(ring[0]) for n, ring in self.history.rings.items() if n not in made}
 
-    def _scale_samples(self, patches: Tensor, i: int, local: Tensor) -> Tensor:
+    def _products_by_euler(self, today: Today, outputs: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
+        """Return <mean_grad, W> and <var_grad, W> without looking at W: E[x - b] and 2 E[(x - mean) (x - b)]."""
+        mean_at = today.mean if bias is None else today.mean - bias
+        if outputs is None:
+            return {"mean_at": mean_at, "var_at": 2 * today.var}
+        linear = outputs if bias is None else outputs - bias.unsqueeze(1)
+        return {"mean_at": mean_at, "var_at": 2 * ((outputs - today.mean.unsqueeze(1)) * linear).mean((0, 2))}
+
+    def _samples(
+        self, patches: Tensor, i: int, weight: Tensor, row: dict[str, Tensor], local: Tensor | None
+    ) -> dict[str, Tensor]:
         """Arrange patches [N, groups, I, S] as the history's [groups, I, P], so that a sum over P is a mean."""
-        samples = patches.permute(1, 2, 0, 3).flatten(2)
+        flat = patches.permute(1, 2, 0, 3).flatten(2)
         for name in ("samples", f"{i}.samples"):
-            self.history.widen_(name, samples.shape[2])
-        room = self.history["samples"].shape[-1] - samples.shape[2]
-        return F.pad(samples * torch.sqrt(local / samples.shape[2]), (0, room))
+            self.history.widen_(name, flat.shape[2])
+        share = 1.0 if local is None else local
+        samples = F.pad(flat * (share / flat.shape[2]) ** 0.5, (0, self.history["samples"].shape[-1] - flat.shape[2]))
+        projected = C.project_samples(samples.unsqueeze(0), weight)[0]
+        return {f"{i}.samples": samples, "samples": row["samples"] + projected if "samples" in row else projected}
+
+
+def _sum(tensors: list[Tensor]) -> Tensor | None:
+    return functools.reduce(torch.add, tensors) if tensors else None
+
+
+def _add(row: dict[str, Tensor], name: str, term: Tensor) -> None:
+    row[name] = row[name] + term if name in row else term
+
+
+def _or_all(where: Tensor | None, x: Tensor) -> Tensor:
+    return C.all_positions(x.shape[2:], x.device) if where is None else where
 
 
 def _full_precision(device_type: str) -> AbstractContextManager[object]:
     available = torch.amp.is_autocast_available(device_type)
     return torch.autocast(device_type, enabled=False) if available else nullcontext()
-
-
-def _join(
-    mean: Tensor, var: Tensor, count: Tensor, drift: Tensor, finite: Tensor, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Join what the processes know of this step; return it with this process's share of the positions.
-
-    Each process keeps its own part of the gradients, scaled by its share, so that drift adds up: one
-    collective, and only vectors of the channels' size travel.
-    """
-    own = torch.cat([mean, var, drift.flatten(), finite.reshape(1).to(mean.dtype), count.reshape(1)])
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, own, group=group)
-    table = torch.stack(everyone)
-    channels = mean.shape[0]
-    counts = table[:, -1]
-    joint_mean, joint_var = C.join_moments(table[:, :channels], table[:, channels : 2 * channels], counts)
-    joint_drift = table[:, 2 * channels : -2].sum(0).unflatten(0, drift.shape)
-    return joint_mean, joint_var, joint_drift, table[:, -2].all(), count / counts.sum()

@@ -1,0 +1,81 @@
+"""What is known at a training step, and joining it over processes."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crossbn.functional import join_moments
+
+
+class Jacobian(NamedTuple):
+    """How the pooled statistics follow the weights of one producer; see `functional.follow_weight`."""
+
+    mean_grad: Tensor
+    mean_coefficient: Tensor
+    var_coefficient: Tensor
+    var_jacobian: Tensor
+
+
+class Statistics(NamedTuple):
+    """What a source says at a training step. Nothing here has a graph."""
+
+    mean: Tensor
+    """[C]: pooled."""
+    var: Tensor
+    """[C]: pooled, biased."""
+    share: Tensor
+    """[C]: today's weight in them."""
+    positions: Tensor
+    """[C]: positions pooled."""
+    batch_positions: Tensor
+    """Scalar: today's, of all processes together."""
+    finite: Tensor
+    """Scalar: whether today's moments are."""
+    jacobians: tuple[Jacobian, ...]
+    """One per producer; empty where no gradient goes through the compensation."""
+    bias_jacobian: tuple[Tensor, Tensor] | None
+    """[C] each: how the pooled mean and variance follow the producers' biases, if there are any."""
+
+
+class Drift(NamedTuple):
+    """What the change of weights since has done to each remembered step; see `functional.compensate`."""
+
+    mean_shift: Tensor
+    var_slope: Tensor
+    curvature: Tensor | None
+
+
+class Today(NamedTuple):
+    """The present step, of all processes that are joined."""
+
+    mean: Tensor
+    var: Tensor
+    positions: Tensor
+    finite: Tensor
+    drift: Drift | None
+    local: Tensor | None
+    """This process's share of the positions; None for one process."""
+
+
+def join(today: Today, group: dist.ProcessGroup) -> Today:
+    """Join what the processes know of the step.
+
+    Each process keeps its own part of the gradients, scaled by its share of the positions, so that drift adds up:
+    one collective, and only vectors of the channels' size travel.
+    """
+    mean, count = today.mean, today.positions
+    drift = torch.stack([part for part in today.drift or () if part is not None] or [mean[:0]])
+    own = torch.cat([mean, today.var, drift.flatten(), today.finite.reshape(1).to(mean.dtype), count.reshape(1)])
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, own, group=group)
+    table = torch.stack(everyone)
+    channels, counts = len(mean), table[:, -1]
+    joint_mean, joint_var = join_moments(table[:, :channels], table[:, channels : 2 * channels], counts)
+    joint_drift = None
+    if today.drift is not None:
+        parts = table[:, 2 * channels : -2].sum(0).unflatten(0, drift.shape)
+        joint_drift = Drift(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+    positions = counts.sum()
+    return Today(joint_mean, joint_var, positions, table[:, -2].all(), joint_drift, count / positions)
