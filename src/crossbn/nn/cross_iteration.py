@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.functional import batch_moments, geometry_of, is_linear_operator, normalize
+from crossbn.nn.guarded import GuardedBatchNorm
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
 from crossbn.nn.settings import Settings
@@ -26,7 +27,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-class CrossIterBatchNorm(_BatchNorm):
+class CrossIterBatchNorm(GuardedBatchNorm):
     """BatchNorm whose training statistics are pooled over the last `window` steps, for input of any rank.
 
     Statistics of earlier steps are corrected for the weight changes since with a Taylor polynomial in the
@@ -41,7 +42,7 @@ class CrossIterBatchNorm(_BatchNorm):
         track_running_stats: whether there are running statistics.
         device: of parameters and buffers.
         dtype: of parameters and buffers.
-        options: see `Settings`: window, burn_in, order, positions, backward, invalid, sync, process_group.
+        window: steps to pool, today's included. This and what follows: see `Settings`.
 
     Example:
         >>> conv = nn.Conv2d(3, 8, 3, bias=False)
@@ -50,10 +51,7 @@ class CrossIterBatchNorm(_BatchNorm):
         torch.Size([2, 8, 4, 4])
     """
 
-    rank: tuple[int, ...] | None = None
-
     settings: Settings
-    label: str
     burnt: Tensor
     _segments: list[Segment]
 
@@ -66,10 +64,19 @@ class CrossIterBatchNorm(_BatchNorm):
         track_running_stats: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **options: Any,
+        *,
+        window: int = 4,
+        burn_in: int = 0,
+        order: int = 1,
+        positions: int | None = 128,
+        backward: str = "through",
+        invalid: str = "max",
+        sync: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.adopt_(Settings(**options), like=torch.empty(0, device=device, dtype=dtype))
+        settings = Settings(window, burn_in, order, positions, backward, invalid, sync, process_group)
+        self.adopt_(settings, like=torch.empty(0, device=device, dtype=dtype))
 
     def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
         """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
@@ -146,7 +153,7 @@ class CrossIterBatchNorm(_BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` [N, C, ...]."""
-        self._check_input(x)
+        self._check_input_dim(x)
         try:
             return self._train_forward(x) if self.training else super().forward(x)
         finally:
@@ -176,17 +183,6 @@ class CrossIterBatchNorm(_BatchNorm):
             self._ledger.add(Record(batch_moments(x.detach())[0], statistics), y)
         return y
 
-    def _check_input(self, x: Tensor) -> None:
-        ranks = self.rank
-        if x.ndim < 2 if ranks is None else x.ndim not in ranks:
-            expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
-            raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {tuple(x.shape)}")
-        if x.shape[1] != self.num_features:
-            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(x.shape)}")
-
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
-        self._check_input(input)
-
     def _in_burn_in(self) -> bool:
         if self.settings.window == 1:
             return True
@@ -213,51 +209,18 @@ class CrossIterBatchNorm(_BatchNorm):
         followed = [(each.mean, each.var) for each in statistics]
         if x.requires_grad:  # else what made it is frozen, today's weights included
             followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
-        mean, var = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*followed, strict=True))
-        share = torch.cat([each.share for each in statistics]) if len(statistics) > 1 else statistics[0].share
+        mean, var = (_joined(column) for column in zip(*followed, strict=True))
+        share = _joined([each.share for each in statistics])
         group = self.settings.active_group
         return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, statistics[0].batch_positions)
 
-    @torch.no_grad()
     def _update_running(self, statistics: list[Statistics]) -> None:
-        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
-            return
-        assert self.num_batches_tracked is not None
-        mean, var, positions = statistics[0].mean, statistics[0].var, statistics[0].positions
+        columns = zip(*((each.mean, each.var, each.positions) for each in statistics), strict=True)
+        mean, var, positions = (_joined(column) for column in columns)
         finite = statistics[0].finite
-        if len(statistics) > 1:
-            finite = torch.stack([each.finite for each in statistics]).all()
-            mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
-            positions = torch.cat([each.positions for each in statistics])
-        self.num_batches_tracked += finite
-        momentum = (
-            self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
-        )
-        unbiased = var * positions / (positions - 1).clamp(min=1)
-        self._move(self.running_mean, mean, momentum, finite)
-        # A lone position has no variance: nothing is learnt from it.
-        self._move(self.running_var, unbiased, momentum, finite & (positions > 1))
-
-    @staticmethod
-    def _move(running: Tensor, target: Tensor, momentum: float | Tensor, accept: Tensor) -> None:
-        target = torch.where(accept, target.to(running.dtype), running)
-        running.lerp_(target, momentum)
-
-    def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
-        """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
-        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-        assert self.num_batches_tracked is not None
-        momentum = 1 / float(self.num_batches_tracked + 1) if self.momentum is None else self.momentum
-        mean, var = self.running_mean.clone(), self.running_var.clone()
-        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
-        if update:
-            with torch.no_grad():
-                finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
-                self.running_mean.copy_(torch.where(finite, mean, self.running_mean))
-                self.running_var.copy_(torch.where(finite, var, self.running_var))
-                self.num_batches_tracked += finite
-        return y
+        for each in statistics[1:]:
+            finite = finite & each.finite
+        self._move_running(mean, var, positions, finite)
 
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
@@ -293,6 +256,10 @@ class CrossIterBatchNorm(_BatchNorm):
         default = vars(Settings())
         own = {name: value for name, value in vars(self.settings).items() if value != default[name] or name == "window"}
         return f"{super().extra_repr()}, " + ", ".join(f"{name}={value!r}" for name, value in own.items())
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

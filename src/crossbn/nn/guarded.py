@@ -1,0 +1,56 @@
+"""What a norm does with its input and its running statistics, before any pooling."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class GuardedBatchNorm(_BatchNorm):
+    """BatchNorm that says which layer a wrong input reached, and whose running statistics stay finite."""
+
+    rank: tuple[int, ...] | None = None
+    label: str
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
+        ranks, shape = self.rank, tuple(input.shape)
+        if input.ndim < 2 if ranks is None else input.ndim not in ranks:
+            expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
+            raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {shape}")
+        if shape[1] != self.num_features:
+            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {shape}")
+
+    def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
+        """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        assert self.num_batches_tracked is not None
+        momentum = 1 / float(self.num_batches_tracked + 1) if self.momentum is None else self.momentum
+        mean, var = self.running_mean.clone(), self.running_var.clone()
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
+        if update:
+            with torch.no_grad():
+                finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
+                self.running_mean.copy_(torch.where(finite, mean, self.running_mean))
+                self.running_var.copy_(torch.where(finite, var, self.running_var))
+                self.num_batches_tracked += finite
+        return y
+
+    @torch.no_grad()
+    def _move_running(self, mean: Tensor, var: Tensor, positions: Tensor, finite: Tensor) -> None:
+        """Move the running statistics towards `mean` and biased `var`, taken of so many positions, if `finite`."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += finite
+        momentum: float | Tensor = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)  # a cumulative average
+        if self.momentum is not None:
+            momentum = self.momentum
+        unbiased = var * positions / (positions - 1).clamp(min=1)
+        # A lone position has no variance: nothing is learnt from it.
+        targets = (self.running_mean, mean, finite), (self.running_var, unbiased, finite & (positions > 1))
+        for running, target, accept in targets:
+            moved = torch.lerp(running.to(target.dtype), target, momentum)
+            running.copy_(torch.where(accept, moved, running))
