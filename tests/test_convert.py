@@ -204,7 +204,7 @@ def test_synchronized_stays_synchronized() -> None:
         ({}, "exactly one of window and batch_size, got None and None"),
         ({"window": 2, "batch_size": 4}, "exactly one of window and batch_size, got 2 and 4"),
         ({"window": 0}, "window must be an integer of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"window": 2, "burn_in": -3}, "burn_in must be an integer of at least 0, got -3"),
         ({"window": 2, "order": 3}, "order must be one of 0, 1, 2, got 3"),
         ({"window": 2, "positions": 0}, "positions must be an integer of at least 1, got 0"),

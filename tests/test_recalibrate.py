@@ -120,3 +120,16 @@ def test_failing_model_is_left_as_it_was() -> None:
         crossbn.recalibrate_(model, [torch.zeros(1, 5, 6, 6, dtype=torch.float64)])
     assert all(module.training for module in model.modules())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_broken_batch_does_not_count() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(3).double()
+    good = [torch.randn(4, 3, dtype=torch.float64) for _ in range(2)]
+    crossbn.recalibrate_(norm, [good[0], torch.full((4, 3), float("nan"), dtype=torch.float64), good[1]])
+    torch.testing.assert_close(norm.running_var, torch.cat(good).var(0))
+
+
+def test_one_tensor_is_not_an_iterable_of_batches() -> None:
+    with pytest.raises(TypeError, match=r"got one tensor of shape \(4, 3\)"):
+        crossbn.recalibrate_(nn.BatchNorm1d(3), torch.randn(4, 3))

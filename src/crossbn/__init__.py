@@ -1,6 +1,6 @@
 """Cross-iteration batch normalization: networks with BatchNorm that train well on tiny batches."""
 
-from crossbn import functional, nn
+from crossbn import compat, functional, nn
 from crossbn.conversion_report import ConversionReport
 from crossbn.convert import convert_, revert_, set_window_
 from crossbn.fold import fold
@@ -10,6 +10,7 @@ from crossbn.schedules import window_for
 
 __all__ = [
     "ConversionReport",
+    "compat",
     "convert_",
     "fold",
     "functional",

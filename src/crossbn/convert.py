@@ -100,8 +100,15 @@ def revert_(model: nn.Module) -> None:
 
 
 def set_window_(model: nn.Module, window: int) -> None:
-    """Change the window of every cross-iteration norm now; the latest steps that fit are kept."""
-    for norm in cross_iteration_norms(model).values():
+    """Change the window of every cross-iteration norm now; the latest steps that fit are kept.
+
+    Raises:
+        ValueError: if the model has no such norm, or the window is below 1.
+    """
+    norms = cross_iteration_norms(model)
+    if not norms:
+        raise ValueError("set_window_ needs a converted model, this one has no cross-iteration norm")
+    for norm in norms.values():
         norm.configure_(replace(norm.settings, window=window))
 
 
@@ -117,6 +124,8 @@ def _choose_window(window: int | None, batch_size: int | None) -> int:
 
 
 def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> dict[str, Pairing]:
+    if not isinstance(pairs, Mapping):
+        raise TypeError(f"pairs must map names of norms to names of producers, got {pairs!r}")
     modules = dict(model.named_modules())
     given = {}
     for name, value in pairs.items():

@@ -17,8 +17,8 @@ from crossbn.pairing import find_pairs
 def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.Module:
     """Return a copy of `model` for inference, each norm folded into its producer.
 
-    A norm that cannot be folded, because its producer feeds something else as well or there is none, becomes the
-    plain norm again. Outputs equal those of the model in evaluation mode up to rounding.
+    A norm that cannot be folded, because its producer feeds something else as well, or tracing finds none, becomes
+    the plain norm again. Outputs equal those of the model in evaluation mode up to rounding.
 
     Args:
         model: converted or not.
@@ -43,17 +43,20 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
 
 def _fold_into_(operator: nn.Module, norm: _BatchNorm) -> None:
     geometry = geometry_of(operator)
-    if parametrize.is_parametrized(operator, "weight"):
-        parametrize.remove_parametrizations(operator, "weight")
     weight: Tensor = operator.weight  # type: ignore[assignment]  # Module attributes are untyped
+    old_bias = operator.bias
+    if parametrize.is_parametrized(operator):
+        # Not remove_parametrizations: it takes the property off the class, which the original shares.
+        operator.__class__ = type(operator).__mro__[1]
+        del operator.parametrizations
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
     bias = -norm.running_mean
-    if isinstance(operator.bias, Tensor):
-        bias = bias + operator.bias
+    if isinstance(old_bias, Tensor):
+        bias = bias + old_bias
     shift = bias * scale if norm.bias is None else bias * scale + norm.bias
     scaled = unflatten_weight(flatten_weight(weight, geometry) * scale.unsqueeze(1), geometry)
     operator.weight = nn.Parameter(scaled.to(weight.dtype).contiguous(), requires_grad=False)

@@ -16,14 +16,18 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> None:
 
     The model runs in evaluation mode, each norm normalizing with the statistics of all batches so far. That
     serves batches of any size: no statistic is taken of a tiny batch alone, dropout is off, histories are left alone.
+    A batch that is not finite where a norm sees it does not count there, as in training.
 
     Args:
         model: any model with batch norms, converted or not.
         batches: inputs; of a tuple or list the first element counts, as from a loader of examples and labels.
 
     Raises:
+        TypeError: if `batches` is a single tensor.
         ValueError: if there is no batch.
     """
+    if isinstance(batches, Tensor):
+        raise TypeError(f"recalibrate_ takes an iterable of batches, got one tensor of shape {tuple(batches.shape)}")
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
     tallies = {norm: _Tally() for norm in norms}
     flags = {module: module.training for module in model.modules()}
@@ -52,6 +56,8 @@ class _Tally:
     def __call__(self, norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
         x = args[0]
         mean, var = batch_moments(x)
+        if not torch.isfinite(mean + var).all():
+            return
         count = mean.new_tensor(x.numel() // x.shape[1])
         if self._sofar is not None:
             past_mean, past_var, past_count = self._sofar

@@ -101,6 +101,8 @@ class History:
             return f"the saved history and this one do not share {', '.join(sorted(own.keys() ^ state.keys()))}"
         for name, value in own.items():
             saved = state[name].shape
+            if name == "mean" and saved[:1] != value.shape[:1]:
+                return f"the saved history is of window {saved[0] + 1}, this one of window {self.slots + 1}"
             # Samples are as many as the largest batch so far needed.
             if (saved[:-1] != value.shape[:-1]) if _is_samples(name) else (saved != value.shape):
                 return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"

@@ -37,6 +37,7 @@ class Settings:
             _check_integer("positions", self.positions, 1)
         _check_choice("order", self.order, (0, 1, 2))
         _check_choice("backward", self.backward, ("through", "detached"))
+        _check_choice("sync", self.sync, (True, False))
         _check_choice("invalid", self.invalid, ("max", "drop"))
 
     @property

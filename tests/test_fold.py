@@ -1,0 +1,76 @@
+"""Folding: equal to evaluation mode, and the original is left as it was."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import crossbn
+
+
+def trained(model: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model.double()
+    crossbn.convert_(model, window=3)
+    for _ in range(4):
+        model(torch.randn(2, *shape, dtype=torch.float64))
+    return model.eval(), torch.randn(3, *shape, dtype=torch.float64)
+
+
+OPERATORS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (4,)),
+    "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.BatchNorm1d(6)), (4, 7)),
+    "conv2d": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)), (4, 5, 5)),
+    "without affine": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)), (4, 5, 5)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, 2, groups=2), nn.BatchNorm2d(6)), (4, 5, 5)),
+    "weight norm": (
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(4, 6, 3)), nn.BatchNorm2d(6)),
+        (4, 5, 5),
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)), nn.BatchNorm2d(6)),
+        (4, 5, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_folded_equals_evaluation(name: str) -> None:
+    build, shape = OPERATORS[name]
+    model, x = trained(build(), shape)
+    expected = model(x)
+    folded = crossbn.fold(model)
+    assert [type(module) for module in folded][1] is nn.Identity  # type: ignore[attr-defined]
+    torch.testing.assert_close(folded(x), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+def test_a_norm_whose_operator_feeds_something_else_stays() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x)
+            return y + self.norm(y)
+
+    model, x = trained(Branching(), (2, 4, 4))
+    folded = crossbn.fold(model)
+    assert type(folded.norm) is nn.BatchNorm2d
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_timm_activation_survives() -> None:
+    crossbn.compat.ensure_torchvision()
+    from timm.layers.norm_act import BatchNormAct2d
+
+    model, x = trained(nn.Sequential(nn.Conv2d(2, 3, 1), BatchNormAct2d(3)), (2, 4, 4))
+    expected = model(x)
+    assert (expected >= 0).all()
+    torch.testing.assert_close(crossbn.fold(model)(x), expected, rtol=1e-12, atol=1e-12)
+    crossbn.revert_(model)
+    assert type(model[1]) is BatchNormAct2d  # type: ignore[index]
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
