@@ -48,6 +48,12 @@ class Geometry:
         plain = all(k == s == 1 for k, s in zip(self.kernel, self.stride, strict=True))
         return plain and all(pair == (0, 0) for pair in self.padding)
 
+    @property
+    def may_read_nothing(self) -> bool:
+        """Whether some taps fall on zero padding or between the inputs of a transposed convolution."""
+        padded = self.padding_mode == "zeros" and any(max(pair) > 0 for pair in self.padding)
+        return padded or self.transposed
+
     def output_padding(self, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> list[int]:
         """Positions that a transposed convolution has appended to its output; a call may choose them."""
         if not self.transposed:

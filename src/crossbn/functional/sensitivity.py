@@ -12,6 +12,7 @@ I is `Geometry.patch_size`, C_in/groups * K. The variance's gradient is kept ins
 holds the same information, and neither a large mean cancels in it nor has it to be cancelled later.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -107,18 +108,24 @@ def sample_positions(output_sizes: torch.Size, amount: int, step: Tensor) -> Ten
     Returns:
         Indices [len(output_sizes), amount], one row per spatial dimension.
     """
-    scatter = torch.tensor(_scatter(output_sizes, amount), device=step.device)
+    scatter = _scatter if torch.compiler.is_compiling() else _cached_scatter
+    fixed, sizes = scatter(output_sizes, amount, step.device)
     phase = _unravel((step * _PHASE_STRIDE).reshape(1) % output_sizes.numel(), output_sizes)
-    sizes = torch.tensor(output_sizes, device=step.device).unsqueeze(1)
-    return (scatter + phase) % sizes
+    return (fixed + phase) % sizes
 
 
-def _scatter(sizes: Sequence[int], amount: int) -> list[list[int]]:
+def _scatter(sizes: Sequence[int], amount: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the scatter [dims, amount] and the sizes [dims, 1] as tensors."""
     # The positive root of g**(dims + 1) = g + 1: its inverse powers are the sequence's irrational strides.
     root = 2.0
     for _ in range(32):
         root = (1 + root) ** (1 / (len(sizes) + 1))
-    return [[int(i / root ** (dim + 1) % 1 * size) for i in range(1, amount + 1)] for dim, size in enumerate(sizes)]
+    order = range(1, amount + 1)
+    rows = [[int(i / root ** (dim + 1) % 1 * size) for i in order] for dim, size in enumerate(sizes)]
+    return torch.tensor(rows, device=device), torch.tensor(sizes, device=device).unsqueeze(1)
+
+
+_cached_scatter = functools.lru_cache(1024)(_scatter)
 
 
 def all_positions(output_sizes: torch.Size, device: torch.device) -> Tensor:
@@ -136,6 +143,8 @@ def outputs_at(x: Tensor, positions: Tensor) -> Tensor:
 
 def patches_at(y: Tensor, geometry: Geometry, positions: Tensor, output_sizes: torch.Size) -> Tensor:
     """Gather the patches that positions [dims, S] of an output of `output_sizes` read: [N, groups, I, S]."""
+    if geometry.reads_each_input_once:
+        return outputs_at(y, positions).unflatten(1, (geometry.groups, -1))
     sizes = y.shape[2:]
     flat = positions.new_zeros(positions.shape[1], 1)
     inside = torch.ones_like(flat, dtype=torch.bool)
@@ -143,8 +152,10 @@ def patches_at(y: Tensor, geometry: Geometry, positions: Tensor, output_sizes: t
         index, counts = tap_table(geometry, dim, size, output_sizes[dim], y.device)
         flat = (flat.unsqueeze(2) * size + index[positions[dim]].unsqueeze(1)).flatten(1)
         inside = (inside.unsqueeze(2) & counts[positions[dim]].unsqueeze(1)).flatten(1)
-    taken = _gather(y, flat.mT.flatten()).unflatten(2, (geometry.taps, -1))
-    return (taken * inside.mT).reshape(y.shape[0], geometry.groups, geometry.patch_size, -1)
+    taken = _gather(y, flat.mT.flatten())
+    if geometry.may_read_nothing:
+        taken = taken * inside.mT.flatten().to(taken.dtype)
+    return taken.reshape(y.shape[0], geometry.groups, geometry.patch_size, -1)
 
 
 def sampled_var_grad(x_samples: Tensor, mean: Tensor, patches: Tensor) -> Tensor:
