@@ -1,7 +1,7 @@
 """Whole models: every norm found, a few steps of training at batch 2, folding, export, ONNX."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnxruntime
 import pytest
@@ -15,7 +15,10 @@ from crossbn.compat import ensure_torchvision
 ensure_torchvision()
 from torchvision import models  # noqa: E402  # importable only now
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),  # raised inside torch's exporter
+]
 
 
 class PreActivationNet(nn.Module):
@@ -84,14 +87,13 @@ def train(model: nn.Module, loss_of: Callable[[], Tensor], learning_rate: float,
     return losses
 
 
-def onnx_outputs(program: Any, x: Tensor) -> Tensor:
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    output = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-    return torch.from_numpy(output)
+def onnx_outputs(program: torch.export.ExportedProgram, x: Tensor) -> list[Tensor]:
+    onnx = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert onnx is not None
+    session = onnxruntime.InferenceSession(onnx.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(output) for output in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
 
 
-# Raised inside torch's exporter.
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifier(name: str) -> None:
     case = CLASSIFIERS[name]
@@ -117,8 +119,7 @@ def test_classifier(name: str) -> None:
         assert (folded(x) - expected).abs().max() < 1e-5 * scale
         program = torch.export.export(folded, (x,))
         assert (program.module()(x) - expected).abs().max() < 1e-5 * scale
-        onnx = torch.onnx.export(program, dynamo=True, verbose=False)
-        assert (onnx_outputs(onnx, x) - expected).abs().max() < 1e-4 * scale
+        assert (onnx_outputs(program, x)[0] - expected).abs().max() < 1e-4 * scale
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -142,7 +143,7 @@ def test_detector(name: str) -> None:
         return sum(model(images, [target, target]).values())
 
     losses = train(model, loss_of, 0.002, steps=5)
-    assert losses[-1] < 0.9 * losses[0]
+    assert min(losses[1:]) < 0.9 * losses[0]  # proposals change with the weights, so the fall is not monotonous
     assert finite_history(model)
     folded = crossbn.fold(model)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
@@ -159,3 +160,9 @@ def test_detector(name: str) -> None:
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         for ours, theirs in zip(folded(images), model(images), strict=True):  # boxes of equal scores may swap
             torch.testing.assert_close(ours["scores"], theirs["scores"], rtol=1e-4, atol=1e-5)
+        # Of a detector the backbone can be exported; what follows depends on the data.
+        x = parts[0][1]
+        program = torch.export.export(folded.get_submodule("backbone"), (x,))
+        features = list(model.get_submodule("backbone")(x).values())
+        for got in (list(program.module()(x).values()), onnx_outputs(program, x)):
+            torch.testing.assert_close(got, features, rtol=1e-4, atol=1e-4)

@@ -325,7 +325,7 @@ def test_history_that_does_not_fit(change: Callable[[dict[str, Tensor]], dict[st
 
 
 def test_history_of_another_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="^1/0: the saved history is of window 3, this one of window 4"):
+    with pytest.raises(ValueError, match=r"^1/0: the saved history is of window 3, this one of window 4"):
         crossbn.load_history_state(converted(window=4), crossbn.history_state(converted(window=3)))
 
 
