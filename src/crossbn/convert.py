@@ -60,7 +60,7 @@ def convert_(
         batch_size: examples per step, for the paper's window, `window_for(batch_size)`.
         burn_in: training forwards with window 1 first.
         order: of the Taylor polynomial: 0, 1 or 2.
-        positions: output positions to estimate the variance's gradient on; None for all.
+        positions: output positions to estimate the variance's gradient on, at most; None for all.
         backward: "through" or "detached".
         invalid: "max" or "drop".
         sync: pool over processes too. A `SyncBatchNorm` is synchronized in any case.

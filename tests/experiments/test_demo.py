@@ -31,7 +31,7 @@ def test_no_run_twice_and_none_that_cannot_be_done() -> None:
         ({"train_images": 31}, "31 training images do not fill a batch of 32"),
         ({"batch_size": 64, "train_images": 40}, "40 training images do not fill a batch of 64"),
         ({"batch_size": 1, "window": 1}, "a single value per channel"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     ],
 )
 def test_refuses(options: dict[str, int], message: str) -> None:

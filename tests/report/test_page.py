@@ -11,8 +11,8 @@ from tests.experiments.handmade import three_norms
 def test_cells_are_the_numbers_rounded() -> None:
     table = [cells(row) for row in rows(three_norms())]
     assert table == [
-        ("BN at batch 32", "1", "3", "95.0 ± 1.0", "3.0"),
-        ("BN at batch 2", "1", "3", "41.0 ± 4.0", "3.0"),
+        ("BN at batch 32", "", "3", "95.0 ± 1.0", "3.0"),
+        ("BN at batch 2", "", "3", "41.0 ± 4.0", "3.0"),
         ("CBN at batch 2", "8", "3", "94.0 ± 1.0", "3.0"),
     ]
     assert caption(rows(three_norms())).startswith("Accuracy on 200 test images at the end of training")

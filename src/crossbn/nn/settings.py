@@ -13,7 +13,8 @@ class Settings:
         window: steps whose statistics are pooled, today's included; 1 is BatchNorm.
         burn_in: training forwards with window 1 first.
         order: of the Taylor polynomial: 0 (no compensation), 1 or 2.
-        positions: output positions that the variance's gradient is estimated on each step; None for all.
+        positions: output positions that the variance's gradient is estimated on each step; None for all. Large weights
+            on small maps make do with fewer, see `functional.choose_amount`.
         backward: "through" lets gradients reach today's weights by way of the compensated moments;
             "detached" does not.
         invalid: what becomes of a compensated variance below 0: "max" clips it, "drop" leaves the step out.

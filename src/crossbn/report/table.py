@@ -9,7 +9,8 @@ COLUMNS = ("norm", "window", "seeds", "mean ± sd, %", "seconds")
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return a row as text, column by column."""
-    return (row.name, str(row.window), str(row.seeds), percent(row.accuracy), f"{row.seconds:.1f}")
+    window = str(row.window) if row.norm == "cbn" else ""
+    return (row.name, window, str(row.seeds), percent(row.accuracy), f"{row.seconds:.1f}")
 
 
 def percent(spread: Spread) -> str:
