@@ -39,10 +39,17 @@ class History:
         """Overwrite the oldest slot with `row`, a value for each name, if the scalar `accept` is true."""
         if accept.device.type == "cpu" and not torch.compiler.is_compiling():
             if accept:  # on the CPU looking at a value costs nothing
-                for name, ring in self.rings.items():
-                    ring[int(self.pushed) % self.slots].copy_(row[name])
-                self.pushed = self.pushed + 1
-            return
+                self._write(row)
+        else:
+            self._write_where(row, accept)
+
+    def _write(self, row: Mapping[str, Tensor]) -> None:
+        slot = int(self.pushed) % self.slots
+        for name, ring in self.rings.items():
+            ring[slot].copy_(row[name])
+        self.pushed = self.pushed + 1
+
+    def _write_where(self, row: Mapping[str, Tensor], accept: Tensor) -> None:
         slot = (self.pushed % self.slots).reshape(1)
         for name, ring in self.rings.items():
             new = torch.where(accept, row[name].to(ring.dtype), ring.index_select(0, slot))

@@ -1,0 +1,62 @@
+"""The ring of remembered steps."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from crossbn.nn.history import History
+
+
+def history(slots: int = 3) -> History:
+    return History(slots, {"mean": (2,), "var": (2,), "count": ()}, torch.zeros(1))
+
+
+def row(value: int) -> dict[str, Tensor]:
+    return {"mean": torch.full((2,), float(value)), "var": torch.full((2,), value + 0.5), "count": torch.tensor(value)}
+
+
+def test_the_oldest_goes_first() -> None:
+    ring = history()
+    for value in range(1, 6):
+        ring.push(row(value), torch.tensor(True))
+    assert sorted(ring["mean"][:, 0].tolist()) == [3.0, 4.0, 5.0]
+    assert ring.present().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_filled_slots_are_present() -> None:
+    ring = history()
+    assert ring.present().tolist() == [0.0, 0.0, 0.0]
+    ring.push(row(1), torch.tensor(True))
+    assert ring.present().tolist() == [1.0, 0.0, 0.0]
+
+
+def test_writing_without_looking_is_the_same() -> None:
+    """What a GPU does, step by step with what the CPU does."""
+    looking, blind = history(), history()
+    for value, accept in enumerate([True, True, False, True, True, False, True]):
+        looking.push(row(value), torch.tensor(accept))
+        blind._write_where(row(value), torch.tensor(accept))
+        for (name, ours), (_, theirs) in zip(looking.state(), blind.state(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize(("slots", "kept"), [(1, [5.0]), (2, [4.0, 5.0]), (5, [3.0, 4.0, 5.0])])
+def test_resizing_keeps_the_latest(slots: int, kept: list[float]) -> None:
+    ring = history()
+    for value in range(1, 6):
+        ring.push(row(value), torch.tensor(True))
+    ring.resize_(slots)
+    assert ring["mean"][ring.present().bool(), 0].tolist() == kept
+    ring.push(row(6), torch.tensor(True))
+    latest = ([*kept, 6.0])[-slots:]
+    assert sorted(ring["mean"][ring.present().bool(), 0].tolist()) == latest
+
+
+def test_precision_is_not_halved() -> None:
+    ring = history()
+    ring.push(row(1), torch.tensor(True))
+    ring.apply_(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor)
+    assert ring["mean"].dtype == torch.float32
+    ring.apply_(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    assert ring["mean"].dtype == torch.float64
+    assert ring["mean"][0].tolist() == [1.0, 1.0]
