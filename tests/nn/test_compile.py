@@ -58,3 +58,29 @@ def test_compiled_equals_eager(options: dict[str, Any]) -> None:
     assert not counters["graph_break"]
     for key, tensor in crossbn.history_state(eager).items():
         torch.testing.assert_close(crossbn.history_state(compiled)[key], tensor, rtol=1e-9, atol=1e-11)
+
+
+class Dense(nn.Module):
+    """Norms that share a source, one of them beside channels that nothing linear feeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(7, 4, 1)
+        self.norm1, self.norm2 = nn.BatchNorm2d(7), nn.BatchNorm2d(11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = [x, self.first(x)]
+        features.append(self.second(self.norm1(torch.cat(features, 1)).relu()))
+        return self.norm2(torch.cat(features, 1)).mean((2, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_shared_and_pooled_sources_need_one_graph() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = Dense().double()
+    report = crossbn.convert_(model, window=3)
+    assert [record.reason for record in report.compensated] == ["pooled only: 3 channels input of the model"] * 2
+    _, graphs = train(model, torch.compile(model, fullgraph=True, backend="eager"), steps=4)
+    assert graphs == [1] * 4

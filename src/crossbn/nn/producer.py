@@ -87,8 +87,8 @@ class Producer:
 
     def finish_step(self) -> None:
         """A source is done; the last one lets go of the step."""
-        self._unread -= 1
-        if self._unread <= 0:
+        self._unread = max(self._unread - 1, 0)  # the same number at the end of every step, for compiled ones
+        if self._unread == 0:
             self._input = self._weight = None
 
     @torch.no_grad()

@@ -81,8 +81,8 @@ class Source:
 
     def finish_step(self) -> None:
         """A norm is done; the last one lets go of the step."""
-        self._unread -= 1
-        if self._unread <= 0:
+        self._unread = max(self._unread - 1, 0)  # the same number at the end of every step, for compiled ones
+        if self._unread == 0:
             self._current = None
             for producer in self.producers:
                 producer.finish_step()
