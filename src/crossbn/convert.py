@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,6 +45,7 @@ def convert_(
     invalid: str = "max",
     sync: bool = False,
     process_group: dist.ProcessGroup | None = None,
+    history_dtype: torch.dtype | None = None,
     unpaired: str = "pool",
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     pairs: Mapping[str, str | Sequence[str]] | None = None,
@@ -65,6 +67,7 @@ def convert_(
         invalid: "max" or "drop".
         sync: pool over processes too. A `SyncBatchNorm` is synchronized in any case.
         process_group: the processes, with `sync`.
+        history_dtype: torch.bfloat16 halves the memory of the history.
         unpaired: what becomes of a norm that no linear operator feeds: "pool", "bn" (left alone) or "error".
         filter_fn: called with module and qualified name; the norms for which it is false are left alone.
         pairs: producers of norms by qualified name, where the model's graph does not tell or is not to be believed.
@@ -80,7 +83,15 @@ def convert_(
         1 norms: 1 compensated, 0 pooled, 0 left alone
     """
     settings = Settings(
-        _choose_window(window, batch_size), burn_in, order, positions, backward, invalid, sync, process_group
+        _choose_window(window, batch_size),
+        burn_in,
+        order,
+        positions,
+        backward,
+        invalid,
+        sync,
+        process_group,
+        history_dtype,
     )
     if unpaired not in ("pool", "bn", "error"):
         raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")

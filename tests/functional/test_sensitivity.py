@@ -33,9 +33,11 @@ def test_gradients_of_the_moments(name: str) -> None:
     torch.testing.assert_close(shared, flat_mean, rtol=1e-10, atol=1e-12)
     # The variance's gradient at fixed mean is that of the second moment less 2 mean d(mean): the total is the same.
     torch.testing.assert_close(C.var_grad(x, mean, y, flat, geometry), flat_var, rtol=1e-9, atol=1e-11)
-    everywhere = C.all_positions(x.shape[2:], x.device)
-    sampled = C.sampled_var_grad(C.outputs_at(x, everywhere), mean, C.patches_at(y, geometry, everywhere, x.shape[2:]))
-    torch.testing.assert_close(sampled, flat_var, rtol=1e-9, atol=1e-11)
+    everywhere = C.sample_places(len(x), x.shape[2:].numel(), None, 0, x.device)
+    centred = (C.outputs_at(x, everywhere) - mean) * (2 * x.shape[1] / x.numel())
+    patches = C.patches_at(y, geometry, everywhere, x.shape[2:])
+    torch.testing.assert_close(C.spread(centred, patches), flat_var, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(C.project(patches, flat), C.outputs_at(x, everywhere), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(C.unflatten_weight(flat, geometry), weight, rtol=0, atol=0)
 
 
@@ -67,15 +69,15 @@ def test_joined_moments_are_those_of_the_whole() -> None:
     torch.testing.assert_close(got, C.batch_moments(torch.cat(parts)), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [(7,), (6, 10), (3, 4, 5)])
-def test_every_position_is_visited_equally_often(sizes: tuple[int, ...]) -> None:
-    total = torch.Size(sizes).numel()
-    counts = torch.zeros(sizes)
-    for step in range(total):
-        counts.index_put_(
-            tuple(C.sample_positions(torch.Size(sizes), 5, torch.tensor(step))), torch.ones(5), accumulate=True
-        )
-    assert torch.equal(counts, torch.full(sizes, 5.0))
+@pytest.mark.parametrize(("batch", "space"), [(1, 7), (4, 15), (61, 1)])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_every_position_is_visited_equally_often(batch: int, space: int, as_tensor: bool) -> None:
+    counts = torch.zeros(batch, space)
+    for step in range(batch * space):
+        places = C.sample_places(batch, space, 5, torch.tensor(step) if as_tensor else step, counts.device)
+        assert len({*zip(*(each.tolist() for each in places), strict=True)}) == 5
+        counts.index_put_(tuple(places), torch.ones(5), accumulate=True)
+    assert torch.equal(counts, torch.full((batch, space), 5.0))
 
 
 def test_gradients_of_normalize_and_follow_weight() -> None:
@@ -104,15 +106,17 @@ def test_gradients_of_normalize_and_follow_weight() -> None:
         m = x.mean((0, 2))
         mean = share * m + (1 - share) * past_mean
         var = share * (x - mean[:, None]).square().mean((0, 2)) + (1 - share) * past_var
-    followed = C.follow_weight(mean, var, flat, mean_grad, coefficients[0], coefficients[1], jacobian)
-    got = C.normalize(x, *followed, torch.full((4,), share, dtype=torch.float64), gamma, beta)
+    jacobians = C.Jacobian(mean_grad, coefficients[0], coefficients[1], jacobian)
+    followed = C.Followed(flat, C.Geometry(4, 12, groups=2), jacobians)
+    shares = torch.full((4,), share, dtype=torch.float64)
     expected = plain()
-    torch.testing.assert_close(got, expected)
-    weights = torch.randn_like(got)
     leaves = [x, gamma, beta, flat]
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weights).sum(), leaves),
-        torch.autograd.grad((expected * weights).sum(), leaves),
-        strict=True,
+    weights = torch.randn_like(expected)
+    gradients = torch.autograd.grad((expected * weights).sum(), leaves)
+    for got in (
+        C.normalize(x, *C.follow_weight(mean, var, followed), shares, gamma, beta),
+        C.normalize(x, mean, var, shares, gamma, beta, followed=followed),
     ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(got, expected)
+        for ours, theirs in zip(torch.autograd.grad((got * weights).sum(), leaves), gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)

@@ -8,29 +8,25 @@ from crossbn.functional.geometry import (
     is_linear_operator,
     unflatten_weight,
 )
-from crossbn.functional.moments import accumulation_dtype, batch_moments, join_moments
-from crossbn.functional.normalize import follow_weight, normalize
+from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
+from crossbn.functional.normalize import Followed, Jacobian, follow_weight, normalize
+from crossbn.functional.plan import Plan, choose_plan
 from crossbn.functional.pooling import Pooled, pool
-from crossbn.functional.sensitivity import (
-    all_positions,
-    choose_amount,
-    mean_grad,
-    outputs_at,
-    patches_at,
-    sample_positions,
-    sampled_var_grad,
-    var_grad,
-)
-from crossbn.functional.taylor import compensate, project_mean, project_samples, project_var
+from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
+from crossbn.functional.taylor import compensate, project, project_var, spread
 
 __all__ = [
     "LINEAR_OPERATORS",
+    "Followed",
     "Geometry",
+    "Jacobian",
+    "Places",
+    "Plan",
     "Pooled",
     "accumulation_dtype",
-    "all_positions",
+    "all_finite",
     "batch_moments",
-    "choose_amount",
+    "choose_plan",
     "compensate",
     "flatten_weight",
     "follow_weight",
@@ -42,11 +38,10 @@ __all__ = [
     "outputs_at",
     "patches_at",
     "pool",
-    "project_mean",
-    "project_samples",
+    "project",
     "project_var",
-    "sample_positions",
-    "sampled_var_grad",
+    "sample_places",
+    "spread",
     "unflatten_weight",
     "var_grad",
 ]

@@ -8,8 +8,12 @@
 | m | `count`, positions per channel: batch times space | int | |
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+_LARGE = 2**16
 
 
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,21 +23,34 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> batch_moments(torch.tensor([[1.0], [3.0]]))
         (tensor([2.]), tensor([1.]))
     """
-    dtype = accumulation_dtype(x.dtype)
+    dtype, dims = accumulation_dtype(x.dtype), [0, *range(2, x.ndim)]
     if torch.compiler.is_compiling() or x.device.type != "cpu":
-        dims = [0, *range(2, x.ndim)]
         var, mean = torch.var_mean(x.to(dtype), dims, correction=0)
         return mean, var
-    # Twice as fast as var_mean on the CPU. The running statistics, left alone by momentum 0, are there
-    # because without them the result has the type of a bfloat16 input.
-    running = x.new_zeros(x.shape[1], dtype=dtype)
-    mean, var = torch.batch_norm_update_stats(x, running, torch.ones_like(running), 0.0)
+    if x.numel() >= _LARGE:  # on the CPU two plain passes are four times as fast as the native kernel, ten as var_mean
+        mean = x.mean(dims, dtype=dtype)
+        return mean, (x - mean.reshape(-1, *[1] * (x.ndim - 2))).square_().mean(dims)
+    # Without running statistics the result would have the type of a bfloat16 input; momentum 0 leaves them alone.
+    running = None if x.dtype == dtype else x.new_ones(x.shape[1], dtype=dtype)
+    mean, var = torch.batch_norm_update_stats(x, running, running, 0.0)
     return mean, var
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type that statistics of `dtype` values are kept in: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def all_finite(*values: Tensor) -> bool | Tensor:
+    """Tell whether all values are finite: a bool on the CPU, where looking costs nothing, else a scalar tensor.
+
+    Example:
+        >>> all_finite(torch.ones(2), torch.tensor([0.0, torch.inf]))
+        False
+    """
+    if all(value.device.type == "cpu" for value in values) and not torch.compiler.is_compiling():
+        return all(math.isfinite(value.sum()) for value in values)
+    return torch.stack([torch.isfinite(value).all() for value in values]).all()
 
 
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

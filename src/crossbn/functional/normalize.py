@@ -11,13 +11,49 @@ With g the gradient of the output, xhat the normalized input, `share` = 1/k, a =
 | dL/dW | a * dmean/dW + v * dvar/dW, the remembered steps' part ("through") | |
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from crossbn.functional.geometry import Geometry, unflatten_weight
+from crossbn.functional.kernels import blend_gradient, channelwise, native_available, reduce_gradient
+from crossbn.functional.taylor import spread
+
+
+class Jacobian(NamedTuple):
+    """How pooled statistics follow a weight.
+
+    For channel j, dmean / dW is the sum of mean_coefficient[m, j] * rows[m], and dvar / dW that of
+    var_coefficient[m, j] * rows[m], plus var_jacobian[j].
+    """
+
+    rows: Tensor
+    """[M, groups, I]: patches and mean patches."""
+    mean_coefficient: Tensor
+    """[R, C] or [R, 1]: of the last R rows."""
+    var_coefficient: Tensor
+    """[M, C]."""
+    var_jacobian: Tensor | None = None
+    """[C, I]."""
+
+    def weight_gradient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
+        """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
+        coefficient = self.var_coefficient * grad_var
+        coefficient[-len(self.mean_coefficient) :].addcmul_(self.mean_coefficient, grad_mean)
+        grad = spread(coefficient, self.rows)
+        return grad if self.var_jacobian is None else grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
+
+
+class Followed(NamedTuple):
+    """A weight that pooled statistics follow: the operator's own, its geometry, and how."""
+
+    weight: Tensor
+    geometry: Geometry
+    jacobian: Jacobian
 
 
 def normalize(
@@ -29,7 +65,8 @@ def normalize(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     group: dist.ProcessGroup | None = None,
-    count: Tensor | None = None,
+    count: int | Tensor | None = None,
+    followed: Followed | None = None,
 ) -> Tensor:
     """Normalize `x` [N, C, ...] with pooled statistics of which its own batch has the weight `share`.
 
@@ -40,17 +77,20 @@ def normalize(
         x: input.
         mean: pooled mean.
         var: pooled biased variance.
-        share: [C].
+        share: [C] or [1].
         weight: gamma.
         bias: beta.
         eps: added to the variance, inside the root.
         group: processes whose batches form today's batch together; None for this one alone.
-        count: their positions together, a scalar tensor; with `group` only.
+        count: their positions together; with `group` only.
+        followed: a weight that mean and variance follow; the same as calling `follow_weight` before, and quicker.
     """
     # native kernels mix a low-precision input with float32 parameters and statistics, but not those two.
     weight = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
     bias = None if bias is None else bias.to(mean.dtype)
-    y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, count)
+    counted = None if group is None else torch.as_tensor(count, device=x.device)
+    following = (None,) * 6 if followed is None else (*followed[:2], *followed.jacobian)
+    y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, counted, *following)
     return y
 
 
@@ -67,112 +107,90 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         group: dist.ProcessGroup | None,
         count: Tensor | None,
+        _: Tensor | None,
+        geometry: Geometry | None,
+        *jacobian: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, mean, var, share, weight, count)
-        ctx.eps, ctx.group = eps, group
+        ctx.save_for_backward(x, mean, var, share, weight, count, *jacobian)
+        ctx.eps, ctx.group, ctx.geometry = eps, group, geometry
         if x.numel() == x.shape[1]:
             # A lone position may be its own mean and its variance 0: centred first, it comes out as beta exactly.
-            x, mean = (x - _channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
+            x, mean = (x - channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, var, share, weight, count = ctx.saved_tensors
+        x, mean, var, share, weight, count, *jacobian = ctx.saved_tensors
         invstd = torch.rsqrt(var + ctx.eps)
-        if ctx.group is None:
+        if ctx.group is None and not native_available(x):
             dx, grad_weight, grad_bias = _backward(grad, x, mean, invstd, share, weight, ctx.eps)
-            sums = torch.stack([grad_bias, grad_weight])
+            sum_grad, sum_normalized = grad_bias, grad_weight
         else:
-            dx, grad_weight, grad_bias, sums = _sync_backward(
-                grad, x, mean, var, share, weight, count, ctx.eps, ctx.group
+            dx, grad_weight, grad_bias, sum_grad, sum_normalized = _backward_in_halves(
+                grad, x, mean, invstd, share, weight, count, ctx.group
             )
-        grad_mean = -weight * invstd * sums[0]
-        grad_var = -weight * invstd.square() * sums[1] / 2
+        grad_mean = grad_var = grad_followed = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[9]:
+            scaled = weight * invstd
+            grad_mean, grad_var = -scaled * sum_grad, scaled * invstd * sum_normalized * -0.5
+        if ctx.needs_input_grad[9] and grad_mean is not None and grad_var is not None:
+            grad_followed = unflatten_weight(Jacobian(*jacobian).weight_gradient(grad_mean, grad_var), ctx.geometry)
         grad_beta = grad_bias if ctx.needs_input_grad[5] else None
-        return dx, grad_mean, grad_var, None, grad_weight, grad_beta, None, None, None
+        return dx, grad_mean, grad_var, None, grad_weight, grad_beta, None, None, None, grad_followed, *[None] * 5
 
 
 def _backward(
     grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, share: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Blend the native train-mode backward, weight `share`, with the eval-mode one."""
+    own = weight * share
     dx, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight * share, None, None, mean, invstd, True, eps, [True, True, True]
+        grad, x, own, None, None, mean, invstd, True, eps, [True, True, True]
     )
-    return dx.addcmul_(grad, _channelwise(weight * invstd * (1 - share), x)), grad_weight, grad_bias
+    return dx.addcmul_(grad, channelwise((weight - own) * invstd, x)), grad_weight, grad_bias
 
 
-def _sync_backward(
+def _backward_in_halves(
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
-    var: Tensor,
+    invstd: Tensor,
     share: Tensor,
     weight: Tensor,
-    count: Tensor,
-    eps: float,
-    group: dist.ProcessGroup,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same with the two expectations taken over the batches of all processes."""
-    dx, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight, mean, var, None, None, False, eps, [True, True, True]
-    )
-    sums = torch.stack([grad_bias, grad_weight])
-    dist.all_reduce(sums, group=group)
-    invstd = torch.rsqrt(var + eps)
-    scale = weight * invstd * share / count
-    slope = scale * invstd * sums[1]
-    dx = dx - _channelwise(scale * sums[0] - slope * mean, x) - _channelwise(slope, x) * x
-    return dx.to(x.dtype), grad_weight, grad_bias, sums
+    count: Tensor | None,
+    group: dist.ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same with the two sums in hand: added up over all processes, and each channel's scaled by its share."""
+    sum_grad, sum_product = reduce_gradient(grad, x, mean, invstd, weight)
+    grad_bias, grad_weight = sum_grad, sum_product * invstd
+    if group is None or count is None:
+        count = mean.new_full((), x.numel() // x.shape[1])
+    else:
+        sums = torch.stack([sum_grad, sum_product])
+        dist.all_reduce(sums, group=group)
+        sum_grad, sum_product = sums[0], sums[1]
+    dx = blend_gradient(grad, x, mean, invstd, weight, sum_grad * share, sum_product * share, count)
+    return dx, grad_weight, grad_bias, sum_grad, sum_product * invstd
 
 
-def _channelwise(values: Tensor, x: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (x.ndim - 2))
-
-
-def follow_weight(
-    mean: Tensor,
-    var: Tensor,
-    flat_weight: Tensor,
-    mean_grad: Tensor,
-    mean_coefficient: Tensor,
-    var_coefficient: Tensor,
-    var_jacobian: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return `mean` and `var` [C] unchanged, with a graph to the weights that their remembered part follows.
-
-        dmean_j / dW_j = sum_s mean_coefficient[s, j] * mean_grad[s]
-        dvar_j / dW_j = sum_s var_coefficient[s, j] * mean_grad[s] + var_jacobian[j]
-
-    Args:
-        mean: pooled mean.
-        var: pooled variance.
-        flat_weight: W, [C, I].
-        mean_grad: [R, groups, I].
-        mean_coefficient: [R, C].
-        var_coefficient: [R, C].
-        var_jacobian: [C, I].
-    """
-    followed: tuple[Tensor, Tensor] = _FollowWeight.apply(
-        mean, var, flat_weight, mean_grad, mean_coefficient, var_coefficient, var_jacobian
-    )
-    return followed
+def follow_weight(mean: Tensor, var: Tensor, followed: Followed) -> tuple[Tensor, Tensor]:
+    """Return `mean` and `var` [C] unchanged, with a graph to the weight that their remembered part follows."""
+    graph: tuple[Tensor, Tensor] = _FollowWeight.apply(mean, var, *followed[:2], *followed.jacobian)
+    return graph
 
 
 class _FollowWeight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, var: Tensor, flat_weight: Tensor, *terms: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(*terms)
-        ctx.dtype = flat_weight.dtype
+    def forward(
+        ctx: Any, mean: Tensor, var: Tensor, _: Tensor, geometry: Geometry, *jacobian: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*jacobian)
+        ctx.geometry = geometry
         return mean.clone(), var.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:
-        mean_grad, mean_coefficient, var_coefficient, var_jacobian = ctx.saved_tensors
-        coefficient = mean_coefficient * grad_mean + var_coefficient * grad_var
-        grouped = coefficient.mT.unflatten(0, (mean_grad.shape[1], -1))
-        grad_weight = (grouped @ mean_grad.transpose(0, 1)).flatten(0, 1)
-        grad_weight = torch.addcmul(grad_weight, var_jacobian, grad_var.unsqueeze(1))
-        return grad_mean, grad_var, grad_weight.to(ctx.dtype), None, None, None, None
+        grad_weight = Jacobian(*ctx.saved_tensors).weight_gradient(grad_mean, grad_var)
+        return grad_mean, grad_var, unflatten_weight(grad_weight, ctx.geometry), *[None] * 5

@@ -5,9 +5,10 @@
 | mu-bar_t | `mean` | average of the steps' means | [C] | (10) |
 | nu-bar_t | not formed | average of max(nu_s, mu_s^2) | [C] | (11) |
 | sigma-bar_t^2 | `var` | average(relu(var_s)) + average((mean_s - mean)^2) | [C] | (11) |
-| 1 / k | `share` | today's vote, one over the steps that count | [C] | |
+| 1 / k | `share` | today's vote, one over the steps that count | [C] or [1] | |
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ class Pooled(NamedTuple):
     var: Tensor
     """[C], biased, never negative."""
     share: Tensor
-    """[C]: today's weight in the averages."""
+    """[C], or [1] if the same for all: today's weight in the averages."""
     weight: Tensor
     """[R, C], or [R, 1] if the same for all: the remembered steps' weights; 0 where absent or dropped."""
     valid: Tensor
@@ -30,7 +31,12 @@ class Pooled(NamedTuple):
 
 
 def pool(
-    mean: Tensor, var: Tensor, past_mean: Tensor, past_var: Tensor, present: Tensor, invalid: str = "max"
+    mean: Tensor,
+    var: Tensor,
+    past_mean: Tensor,
+    past_var: Tensor,
+    present: Tensor | None = None,
+    invalid: str = "max",
 ) -> Pooled:
     """Pool today's moments [C] with the remembered ones [R, C] that are `present` [R].
 
@@ -42,23 +48,32 @@ def pool(
         var: today's biased variance.
         past_mean: compensated means.
         past_var: compensated variances, possibly negative.
-        present: 1 for the steps that are remembered, 0 for empty places.
+        present: 1 for the steps that are remembered, 0 for empty places; None if there are none of those.
         invalid: "max" clips a negative variance to 0 (the paper); "drop" leaves that step out for that
             channel (its released code).
 
     Example:
         >>> today, past = torch.tensor([1.0]), torch.tensor([[3.0]])
-        >>> pool(today, today, past, past, torch.ones(1))[:2]
+        >>> pool(today, today, past, past)[:2]
         (tensor([2.]), tensor([3.]))
     """
     valid = past_var >= 0
-    weight = present.unsqueeze(1)
-    if invalid == "drop":
-        weight = weight * valid
-    share = 1 / (1 + weight.sum(0))
-    weight = weight * share
+    if present is None and invalid == "max":
+        weight, share = _equal_votes(len(past_mean), mean.dtype, mean.device)
+    else:
+        weight = mean.new_ones(len(past_mean), 1) if present is None else present.unsqueeze(1)
+        if invalid == "drop":
+            weight = weight * valid
+        share = (1 + weight.sum(0)).reciprocal_()
+        weight = weight * share
     pooled_mean = torch.addcmul((weight * past_mean).sum(0), share, mean)
     deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
     spread = torch.addcmul(past_var.clamp_min(0), past_deviation, past_deviation)
     pooled_var = torch.addcmul((weight * spread).sum(0), share, torch.addcmul(var, deviation, deviation))
-    return Pooled(pooled_mean, pooled_var, share.expand_as(mean), weight, valid)
+    return Pooled(pooled_mean, pooled_var, share, weight, valid)
+
+
+@functools.lru_cache(256)
+def _equal_votes(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    share = torch.full((1,), 1 / (1 + steps), dtype=dtype, device=device)
+    return share.expand(steps, 1), share

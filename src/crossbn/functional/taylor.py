@@ -10,6 +10,9 @@
 
 R remembered steps, C channels, I numbers per patch. The old weights never appear: `<grad, W_t - W_s>` is
 `<grad, W_t>` less the number `<grad, W_s>` that was kept when the step was remembered.
+
+Patches and their means are rows [M, groups, I], the same for all channels of a group; `project` applies a weight to
+them and `spread` is its adjoint.
 """
 
 import torch
@@ -18,26 +21,35 @@ from torch import Tensor
 _CACHED_NUMBERS = 131_072  # half a megabyte of float32 per remembered step
 
 
-def project_mean(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
-    """Return <mean_grad, W> for each remembered step: [R, groups, I] and [C, I] give [R, C]."""
-    groups = mean_grad.shape[1]
-    projected = flat_weight.unflatten(0, (groups, -1)) @ mean_grad.permute(1, 2, 0)
-    return projected.flatten(0, 1).mT
+def project(rows: Tensor, flat_weight: Tensor) -> Tensor:
+    """Return <row, W_j> for each row and channel: [M, groups, I] and [C, I] give [M, C]."""
+    groups = rows.shape[1]
+    if groups == 1:
+        return rows.squeeze(1) @ flat_weight.mT
+    if groups == len(flat_weight):
+        return (rows * flat_weight).sum(2)
+    products = rows.transpose(0, 1) @ flat_weight.unflatten(0, (groups, -1)).mT
+    return products.transpose(0, 1).flatten(1)
+
+
+def spread(coefficient: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum over m of coefficient_mj row_m for each channel j: [M, C] and [M, groups, I] give [C, I]."""
+    groups = rows.shape[1]
+    if groups == 1:
+        return coefficient.mT @ rows.squeeze(1)
+    if groups == coefficient.shape[1]:
+        return (coefficient.unsqueeze(2) * rows).sum(0)
+    return (coefficient.unflatten(1, (groups, -1)).permute(1, 2, 0) @ rows.transpose(0, 1)).flatten(0, 1)
 
 
 def project_var(var_grad: Tensor, flat_weight: Tensor) -> Tensor:
     """Return <var_grad, W> for each remembered step: [R, C, I] and [C, I] give [R, C]."""
-    if torch.compiler.is_compiling():  # which fuses product and sum
+    if flat_weight.numel() <= _CACHED_NUMBERS or torch.compiler.is_compiling():  # which fuses product and sum
         return (var_grad * flat_weight).sum(2)
     # A few channels at a time, so that the product stays in the cache; faster than bmm on the CPU.
     rows = max(1, _CACHED_NUMBERS // flat_weight.shape[1])
     parts = zip(var_grad.split(rows, 1), flat_weight.split(rows), strict=True)
     return torch.cat([(grad * weight).sum(2) for grad, weight in parts], 1)
-
-
-def project_samples(patches: Tensor, flat_weight: Tensor) -> Tensor:
-    """Return W * patch for each remembered sample: [R, groups, I, P] and [C, I] give [R, C, P]."""
-    return (flat_weight.unflatten(0, (patches.shape[1], -1)) @ patches).flatten(1, 2)
 
 
 def compensate(
@@ -48,5 +60,5 @@ def compensate(
     The variance may come out negative: that is where the polynomial has left its range of validity, and
     what `pool` guards against.
     """
-    past_var = var + var_slope - mean_shift.square()
+    past_var = torch.addcmul(var + var_slope, mean_shift, mean_shift, value=-1)
     return mean + mean_shift, past_var if curvature is None else past_var + curvature

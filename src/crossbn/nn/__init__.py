@@ -7,13 +7,45 @@ from crossbn.nn.cross_iteration import (
     CrossIterBatchNorm3d,
 )
 from crossbn.nn.norm_act import CrossIterBatchNormAct2d
+from crossbn.nn.norms import (
+    NORMS,
+    BatchInstanceNorm,
+    BatchRenorm,
+    FrozenBatchNorm,
+    InstanceNorm,
+    KalmanNorm,
+    NormEntry,
+    Ramp,
+    RenormSchedule,
+    SparseSwitchNorm,
+    SwitchNorm,
+    SyncBatchNorm,
+    make_norm,
+)
+from crossbn.nn.reparametrize import REPARAMETRIZATIONS, WeightStandardization, reparametrize_
 from crossbn.nn.settings import Settings
 
 __all__ = [
+    "NORMS",
+    "REPARAMETRIZATIONS",
+    "BatchInstanceNorm",
+    "BatchRenorm",
     "CrossIterBatchNorm",
     "CrossIterBatchNorm1d",
     "CrossIterBatchNorm2d",
     "CrossIterBatchNorm3d",
     "CrossIterBatchNormAct2d",
+    "FrozenBatchNorm",
+    "InstanceNorm",
+    "KalmanNorm",
+    "NormEntry",
+    "Ramp",
+    "RenormSchedule",
     "Settings",
+    "SparseSwitchNorm",
+    "SwitchNorm",
+    "SyncBatchNorm",
+    "WeightStandardization",
+    "make_norm",
+    "reparametrize_",
 ]

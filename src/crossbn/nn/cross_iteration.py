@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import batch_moments, geometry_of, is_linear_operator, normalize
+from crossbn.functional import all_finite, batch_moments, geometry_of, is_linear_operator, normalize
 from crossbn.nn.guarded import GuardedBatchNorm
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
@@ -73,9 +73,10 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         invalid: str = "max",
         sync: bool = False,
         process_group: dist.ProcessGroup | None = None,
+        history_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        settings = Settings(window, burn_in, order, positions, backward, invalid, sync, process_group)
+        settings = Settings(window, burn_in, order, positions, backward, invalid, sync, process_group, history_dtype)
         self.adopt_(settings, like=torch.empty(0, device=device, dtype=dtype))
 
     def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
@@ -176,7 +177,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         else:
             statistics = self._statistics(x, remember=run is Pass.TRAIN, pooling=not alone)
             y = self._normalize(x, statistics)
-            self._update_running(statistics)
+            with torch.no_grad():
+                self._update_running(statistics)
         if alone and run is Pass.TRAIN:
             self.burnt.add_(1).clamp_(max=self.settings.burn_in)
         if run is not Pass.LOOK and may_be_replayed():
@@ -192,35 +194,42 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     def _statistics(self, x: Tensor, remember: bool, pooling: bool) -> list[Statistics]:
         x = x.detach()
-        mean, var = batch_moments(x)
-        finite = torch.isfinite(mean + var).all()
-        active = None if pooling else torch.zeros((), dtype=torch.bool, device=x.device)
+        active: bool | Tensor = pooling
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
-        if len(self._segments) == 1:
-            return [self._segments[0].source.statistics(x, mean, var, finite, active, remember, self)]
-        return [
-            source.statistics(x[:, a:b], mean[a:b], var[a:b], finite, active, remember, self)
+        # Where another norm has asked at this step, the moments are known and the input is not looked at.
+        fresh = [
+            (source, part, batch_moments(part))
             for source, a, b in self._segments
+            if source.current is None
+            for part in [x if len(self._segments) == 1 else x[:, a:b]]
         ]
+        finite = all_finite(*(var for _, _, (_, var) in fresh))  # it is not if the mean is not
+        for source, part, moments in fresh:
+            source.observe(part, moments, finite, active, remember, self)
+        return [source.current for source in self.sources if source.current is not None]
 
     def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
-        followed = [(each.mean, each.var) for each in statistics]
+        pairs, followed = [(each.mean, each.var) for each in statistics], None
         if x.requires_grad:  # else what made it is frozen, today's weights included
-            followed = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
-        mean, var = (_joined(column) for column in zip(*followed, strict=True))
-        share = _joined([each.share for each in statistics])
-        group = self.settings.active_group
-        return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, statistics[0].batch_positions)
+            followed = self.sources[0].sole_followed(statistics[0]) if len(statistics) == 1 else None
+            if followed is None:
+                pairs = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
+        mean, var = (_joined(column) for column in zip(*pairs, strict=True))
+        share = _joined([each.share for each in statistics], statistics)
+        group, count = self.settings.active_group, statistics[0].positions
+        return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, count, followed)
 
     def _update_running(self, statistics: list[Statistics]) -> None:
-        columns = zip(*((each.mean, each.var, each.positions) for each in statistics), strict=True)
-        mean, var, positions = (_joined(column) for column in columns)
+        mean, unbiased = _joined([each.mean for each in statistics]), _joined([each.unbiased for each in statistics])
+        several = all(each.several is True for each in statistics) or _joined(
+            [torch.as_tensor(each.several, device=mean.device) for each in statistics], statistics
+        )
         finite = statistics[0].finite
         for each in statistics[1:]:
             finite = finite & each.finite
-        self._move_running(mean, var, positions, finite)
+        self._move_running(mean, unbiased, several, finite)
 
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
@@ -258,8 +267,13 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         return f"{super().extra_repr()}, " + ", ".join(f"{name}={value!r}" for name, value in own.items())
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+def _joined(parts: Sequence[Tensor], statistics: Sequence[Statistics] = ()) -> Tensor:
+    """Put the segments' values side by side; those that are one number per segment are repeated."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(
+        [part.expand_as(each.mean) for part, each in zip(parts, statistics, strict=True)] if statistics else list(parts)
+    )
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

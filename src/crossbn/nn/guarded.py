@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from crossbn.functional import all_finite
+
 
 class GuardedBatchNorm(_BatchNorm):
     """BatchNorm that says which layer a wrong input reached, and whose running statistics stay finite."""
@@ -32,25 +34,28 @@ class GuardedBatchNorm(_BatchNorm):
         y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
         if update:
             with torch.no_grad():
-                finite = torch.isfinite(mean).all() & torch.isfinite(var).all()
-                self.running_mean.copy_(torch.where(finite, mean, self.running_mean))
-                self.running_var.copy_(torch.where(finite, var, self.running_var))
+                finite = all_finite(var)  # it is not if the mean is not
+                for running, moved in ((self.running_mean, mean), (self.running_var, var)):
+                    if isinstance(finite, Tensor):
+                        running.copy_(torch.where(finite, moved, running))
+                    elif finite:
+                        running.copy_(moved)
                 self.num_batches_tracked += finite
         return y
 
-    @torch.no_grad()
-    def _move_running(self, mean: Tensor, var: Tensor, positions: Tensor, finite: Tensor) -> None:
-        """Move the running statistics towards `mean` and biased `var`, taken of so many positions, if `finite`."""
-        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+    def _move_running(self, mean: Tensor, var: Tensor, several: bool | Tensor, finite: bool | Tensor) -> None:
+        """Move the running statistics towards `mean` and, where of `several` positions, unbiased `var`, if `finite`."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None or finite is False:
             return
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked += finite
-        momentum: float | Tensor = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)  # a cumulative average
-        if self.momentum is not None:
-            momentum = self.momentum
-        unbiased = var * positions / (positions - 1).clamp(min=1)
+        self.num_batches_tracked += 1 if finite is True else finite
+        momentum: float | Tensor | None = self.momentum
+        if momentum is None:  # a cumulative average
+            momentum = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
         # A lone position has no variance: nothing is learnt from it.
-        targets = (self.running_mean, mean, finite), (self.running_var, unbiased, finite & (positions > 1))
-        for running, target, accept in targets:
-            moved = torch.lerp(running.to(target.dtype), target, momentum)
-            running.copy_(torch.where(accept, moved, running))
+        for running, target, accept in ((self.running_mean, mean, finite), (self.running_var, var, finite & several)):
+            if accept is True and running.dtype == target.dtype:
+                running.lerp_(target, momentum)
+            else:
+                moved = torch.lerp(running.to(target.dtype), target, momentum)
+                running.copy_(torch.where(torch.as_tensor(accept, device=moved.device), moved, running))

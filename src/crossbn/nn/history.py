@@ -7,46 +7,77 @@ from torch import Tensor
 
 from crossbn.functional import accumulation_dtype
 
+_SAMPLES = ("patches", "outputs", "centred")
+_BULK = ("mean_grad", "var_grad", "patches", "centred")
+
 
 class History:
     """The last few values of several named quantities, each one tensor [slots, *shape].
 
     Working state of one process: not parameters, not buffers. One counter, `pushed`, says how many steps have been
     remembered since the history was last cleared; which slots are filled and which comes next follow from it.
-    Everything is a tensor and no update looks at a value, so that a compiled step needs no guard on it and a GPU
-    is never waited for.
+    Everything is a tensor, and values are looked at on the CPU only, where that is free and saves work: a compiled step
+    needs no guard on them and a GPU is never waited for.
     """
 
-    def __init__(self, slots: int, shapes: Mapping[str, tuple[int, ...]], like: Tensor) -> None:
+    def __init__(
+        self, slots: int, shapes: Mapping[str, tuple[int, ...]], like: Tensor, narrow: torch.dtype | None = None
+    ) -> None:
+        self.narrow = narrow  # type of the bulk, where it is not that of the statistics
         dtype, device = accumulation_dtype(like.dtype), like.device
-        self.rings = {name: torch.zeros(slots, *shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        self.rings = {
+            name: torch.zeros(slots, *shape, dtype=self._stored_as(name, dtype), device=device)
+            for name, shape in shapes.items()
+        }
         self.pushed = torch.zeros((), dtype=torch.int64, device=like.device)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rings[name]
+
+    def _stored_as(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        return self.narrow if self.narrow is not None and name.endswith(_BULK) else dtype
+
+    def rounded(self, bulk: Tensor) -> Tensor:
+        """Return a value of the bulk as it will be read again."""
+        return bulk if self.narrow is None else bulk.to(self.narrow).to(bulk.dtype)
 
     @property
     def slots(self) -> int:
         """How many steps fit."""
         return self["mean"].shape[0]
 
-    def present(self) -> Tensor:
-        """Return 1 for each filled slot and 0 for the others, [slots]."""
-        mean = self["mean"]
-        return (torch.arange(self.slots, device=mean.device) < self.pushed).to(mean.dtype)
+    @property
+    def is_readable(self) -> bool:
+        """Whether Python may look at values: they are on the CPU, and the step is not being compiled."""
+        return self.pushed.device.type == "cpu" and not torch.compiler.is_compiling()
 
-    def push(self, row: Mapping[str, Tensor], accept: Tensor) -> None:
-        """Overwrite the oldest slot with `row`, a value for each name, if the scalar `accept` is true."""
-        if accept.device.type == "cpu" and not torch.compiler.is_compiling():
-            if accept:  # on the CPU looking at a value costs nothing
-                self._write(row)
-        else:
+    @property
+    def step(self) -> int | Tensor:
+        """How many steps have been remembered, as a number where it may be looked at."""
+        return int(self.pushed) if self.is_readable else self.pushed
+
+    def recall(self) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return what is remembered, [R, ...] by name, and which of the R steps are there; None for all of them."""
+        dtype, rings, present = self["mean"].dtype, self.rings, None
+        if not self.is_readable:
+            present = (torch.arange(self.slots, device=self.pushed.device) < self.pushed).to(dtype)
+        elif (filled := int(self.pushed)) < self.slots:
+            rings = {name: ring[:filled] for name, ring in rings.items()}
+        if self.narrow is not None:
+            rings = {name: ring.to(dtype) for name, ring in rings.items()}
+        return rings, present
+
+    def push(self, row: Mapping[str, Tensor], accept: bool | Tensor) -> None:
+        """Overwrite the oldest slot with `row`, a value for each name, if `accept`; a tensor is not looked at."""
+        if isinstance(accept, Tensor):
             self._write_where(row, accept)
+        elif accept:
+            self._write(row)
 
     def _write(self, row: Mapping[str, Tensor]) -> None:
         slot = int(self.pushed) % self.slots
         for name, ring in self.rings.items():
-            ring[slot].copy_(row[name])
+            ring[slot] = row[name]
         self.pushed = self.pushed + 1
 
     def _write_where(self, row: Mapping[str, Tensor], accept: Tensor) -> None:
@@ -76,17 +107,22 @@ class History:
         self.pushed.fill_(kept)
 
     def widen_(self, name: str, size: int) -> None:
-        """Let the last dimension of `name` hold at least `size` values; the new ones are 0."""
+        """Let each step of `name` hold at least `size` samples; the new ones are 0."""
         ring = self[name]
-        if ring.shape[-1] < size:
-            self.rings[name] = torch.nn.functional.pad(ring, (0, size - ring.shape[-1]))
+        if (missing := size - ring.shape[1]) > 0:
+            self.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
+
+    def fit_(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Let there be room for as many samples as `shapes` says."""
+        for name in filter(_is_samples, shapes):
+            self.widen_(name, shapes[name][0])
 
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
         """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
         for name, ring in self.rings.items():
             moved = function(ring)
-            wide = accumulation_dtype(moved.dtype)
-            self.rings[name] = moved if moved.dtype == wide else ring.to(moved.device, wide)
+            dtype = self._stored_as(name, accumulation_dtype(moved.dtype))
+            self.rings[name] = moved if moved.dtype == dtype else ring.to(moved.device, dtype)
         self.pushed = function(self.pushed)
 
     def move_(self, like: Tensor) -> None:
@@ -111,7 +147,7 @@ class History:
             if name == "mean" and saved[:1] != value.shape[:1]:
                 return f"the saved history is of window {saved[0] + 1}, this one of window {self.slots + 1}"
             # Samples are as many as the largest batch so far needed.
-            if (saved[:-1] != value.shape[:-1]) if _is_samples(name) else (saved != value.shape):
+            if (saved[2:] != value.shape[2:]) if _is_samples(name) else (saved != value.shape):
                 return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"
         return None
 
@@ -119,12 +155,12 @@ class History:
         """Take over what `state` yielded."""
         for name, saved in state.items():
             if _is_samples(name):
-                self.widen_(name, saved.shape[-1])
-                self[name].zero_()[..., : saved.shape[-1]].copy_(saved)
+                self.widen_(name, saved.shape[1])
+                self[name].zero_()[:, : saved.shape[1]].copy_(saved)
         for name, value in self.state():
             if not _is_samples(name):
                 value.copy_(state[name])
 
 
 def _is_samples(name: str) -> bool:
-    return name.endswith("samples")
+    return name.endswith(_SAMPLES)

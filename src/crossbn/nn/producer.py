@@ -91,20 +91,19 @@ class Producer:
         if self._unread == 0:
             self._input = self._weight = None
 
-    @torch.no_grad()
     def weight_value(self) -> Tensor:
-        """Return today's weight, one row per output channel."""
-        return self._flat(self.module.weight if self._weight is None else self._weight)
-
-    def weight(self) -> Tensor:
-        """Return today's weight, one row per output channel, with a graph."""
-        # A region that is computed again must make the same graph then, when the operator, outside of it, has not run.
-        seen = None if may_be_replayed() else self._weight
-        return self._flat(self.module.weight if seen is None else seen)
-
-    def _flat(self, weight: object) -> Tensor:
+        """Return today's weight, one row per output channel; to be called without gradients."""
+        weight = self.module.weight if self._weight is None else self._weight
         assert isinstance(weight, Tensor)
         return flatten_weight(weight, self.geometry)
+
+    def weight(self) -> Tensor:
+        """Return today's weight with its graph, as the operator has it."""
+        # A region that is computed again must make the same graph then, when the operator, outside of it, has not run.
+        seen = None if may_be_replayed() else self._weight
+        weight = self.module.weight if seen is None else seen
+        assert isinstance(weight, Tensor)
+        return weight
 
     @property
     def bias(self) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 
@@ -14,12 +15,13 @@ class Settings:
         burn_in: training forwards with window 1 first.
         order: of the Taylor polynomial: 0 (no compensation), 1 or 2.
         positions: output positions that the variance's gradient is estimated on each step; None for all. Large weights
-            on small maps make do with fewer, see `functional.choose_amount`.
+            make do with fewer, see `functional.choose_plan`.
         backward: "through" lets gradients reach today's weights by way of the compensated moments;
             "detached" does not.
         invalid: what becomes of a compensated variance below 0: "max" clips it, "drop" leaves the step out.
         sync: pool over the processes of `process_group` as well.
         process_group: None for all processes.
+        history_dtype: torch.bfloat16 halves the memory of what is remembered; None for the statistics' own type.
     """
 
     window: int = 4
@@ -30,6 +32,7 @@ class Settings:
     invalid: str = "max"
     sync: bool = False
     process_group: dist.ProcessGroup | None = None
+    history_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         _check_integer("window", self.window, 1)
@@ -40,6 +43,7 @@ class Settings:
         _check_choice("backward", self.backward, ("through", "detached"))
         _check_choice("sync", self.sync, (True, False))
         _check_choice("invalid", self.invalid, ("max", "drop"))
+        _check_choice("history_dtype", self.history_dtype, (None, torch.bfloat16))
 
     @property
     def active_group(self) -> dist.ProcessGroup | None:

@@ -6,16 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from crossbn.functional import join_moments
-
-
-class Jacobian(NamedTuple):
-    """How the pooled statistics follow the weights of one producer; see `functional.follow_weight`."""
-
-    mean_grad: Tensor
-    mean_coefficient: Tensor
-    var_coefficient: Tensor
-    var_jacobian: Tensor
+from crossbn.functional import Jacobian, join_moments
 
 
 class Statistics(NamedTuple):
@@ -26,13 +17,15 @@ class Statistics(NamedTuple):
     var: Tensor
     """[C]: pooled, biased."""
     share: Tensor
-    """[C]: today's weight in them."""
-    positions: Tensor
-    """[C]: positions pooled."""
-    batch_positions: Tensor
-    """Scalar: today's, of all processes together."""
-    finite: Tensor
-    """Scalar: whether today's moments are."""
+    """[C] or [1]: today's weight in them."""
+    unbiased: Tensor
+    """[C]: the pooled variance, unbiased."""
+    several: bool | Tensor
+    """Whether it is of more than one position; as [C] where that depends on the channel."""
+    positions: int | Tensor
+    """Positions of today's batch, of all processes together."""
+    finite: bool | Tensor
+    """Whether today's moments are."""
     jacobians: tuple[Jacobian, ...]
     """One per producer; empty where no gradient goes through the compensation."""
     bias_jacobian: tuple[Tensor, Tensor] | None
@@ -52,8 +45,8 @@ class Today(NamedTuple):
 
     mean: Tensor
     var: Tensor
-    positions: Tensor
-    finite: Tensor
+    positions: int | Tensor
+    finite: bool | Tensor
     drift: Drift | None
     local: Tensor | None
     """This process's share of the positions; None for one process."""
@@ -65,9 +58,10 @@ def join(today: Today, group: dist.ProcessGroup) -> Today:
     Each process keeps its own part of the gradients, scaled by its share of the positions, so that drift adds up:
     one collective, and only vectors of the channels' size travel.
     """
-    mean, count = today.mean, today.positions
+    mean = today.mean
     drift = torch.stack([part for part in today.drift or () if part is not None] or [mean[:0]])
-    own = torch.cat([mean, today.var, drift.flatten(), today.finite.reshape(1).to(mean.dtype), count.reshape(1)])
+    flags = [torch.as_tensor(flag, dtype=mean.dtype, device=mean.device) for flag in (today.finite, today.positions)]
+    own = torch.cat([mean, today.var, drift.flatten(), torch.stack(flags)])
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, own, group=group)
     table = torch.stack(everyone)
@@ -77,5 +71,5 @@ def join(today: Today, group: dist.ProcessGroup) -> Today:
     if today.drift is not None:
         parts = table[:, 2 * channels : -2].sum(0).unflatten(0, drift.shape)
         joint_drift = Drift(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
-    positions = counts.sum()
-    return Today(joint_mean, joint_var, positions, table[:, -2].all(), joint_drift, count / positions)
+    total = counts.sum()
+    return Today(joint_mean, joint_var, total, table[:, -2].all(), joint_drift, flags[1] / total)
