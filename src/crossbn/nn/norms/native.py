@@ -1,0 +1,90 @@
+"""The norms that torch has, behind BatchNorm's constructor.
+
+| name | paper |
+|---|---|
+| BatchNorm | Sergey Ioffe, Christian Szegedy, ICML 2015, https://arxiv.org/abs/1502.03167 |
+| InstanceNorm | Dmitry Ulyanov, Andrea Vedaldi, Victor Lempitsky, 2016, https://arxiv.org/abs/1607.08022 |
+| LayerNorm | Jimmy Ba, Jamie Kiros, Geoffrey Hinton, 2016, https://arxiv.org/abs/1607.06450 |
+| GroupNorm | Yuxin Wu, Kaiming He, ECCV 2018, https://arxiv.org/abs/1803.08494 |
+
+The last three have no running statistics: `momentum` and `track_running_stats` are of no effect.
+"""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from crossbn.nn.norms.base import RankedBatchNorm, check_dims, check_input
+from crossbn.nn.norms.batch_instance import RANKS_WITH_SPACE
+
+_BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+def make_batch_norm(*args: Any, dims: int | None = 2, **options: Any) -> nn.Module:
+    """Return torch's BatchNorm; for any number of dimensions one of our own, which torch does not have."""
+    check_dims(dims)
+    return RankedBatchNorm(*args, dims=None, **options) if dims is None else _BATCH_NORMS[dims](*args, **options)
+
+
+class InstanceNorm(_InstanceNorm):
+    """torch's InstanceNorm, but that it takes batches only.
+
+    torch's own reads an input [N, C] as one example without a batch, which after a linear layer it is not.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        dims: int | None = 2,
+    ) -> None:
+        check_dims(dims)
+        del track_running_stats  # an instance is normalized with its own statistics in evaluation too
+        super().__init__(num_features, eps, 0.1 if momentum is None else momentum, affine, False, device, dtype)
+        self.dims = dims
+        self.label = type(self).__name__
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
+        check_input(self.label, input, self.num_features, RANKS_WITH_SPACE[self.dims])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize `x` [N, C, ...]."""
+        self._check_input_dim(x)
+        return F.instance_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
+
+
+def make_group_norm(
+    num_features: int,
+    eps: float = 1e-5,
+    momentum: float | None = 0.1,
+    affine: bool = True,
+    track_running_stats: bool = False,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    dims: int | None = 2,
+    groups: int = 32,
+) -> nn.GroupNorm:
+    """Return torch's GroupNorm, with fewer groups where `groups` does not divide the channels: their gcd.
+
+    Example:
+        >>> [make_group_norm(channels).num_groups for channels in (64, 48, 7)]
+        [32, 16, 1]
+    """
+    check_dims(dims)
+    del momentum, track_running_stats
+    return nn.GroupNorm(math.gcd(groups, num_features), num_features, eps, affine, device, dtype)
+
+
+def make_layer_norm(num_features: int, *args: Any, **options: Any) -> nn.GroupNorm:
+    """Return LayerNorm over channels and space, which is GroupNorm with one group; gamma and beta are per channel."""
+    return make_group_norm(num_features, *args, **options, groups=1)
