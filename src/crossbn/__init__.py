@@ -7,9 +7,11 @@ from crossbn.fold import fold
 from crossbn.history_state import history_state, load_history_state, reset_history_
 from crossbn.recalibrate import recalibrate_
 from crossbn.schedules import window_for
+from crossbn.swap import SwapReport, swap_norm_
 
 __all__ = [
     "ConversionReport",
+    "SwapReport",
     "compat",
     "convert_",
     "fold",
@@ -21,6 +23,7 @@ __all__ = [
     "reset_history_",
     "revert_",
     "set_window_",
+    "swap_norm_",
     "window_for",
 ]
 __version__ = "0.1.0"
