@@ -20,6 +20,7 @@ def make_app() -> typer.Typer:
     """Return the command with all its verbs."""
     import typer  # here, so that `main` can say what is missing
 
+    from crossbn.cli.cost import cost
     from crossbn.cli.demo import demo
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
@@ -31,6 +32,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_describe)  # with a callback, a single verb stays a verb
+    app.command()(cost)
     app.command()(demo)
     return app
 

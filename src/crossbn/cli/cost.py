@@ -1,0 +1,233 @@
+"""`crossbn cost`: time, memory and FLOPs of the norms, side by side."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as Shown
+
+from crossbn.cli.extras import require
+from crossbn.cost import Case, CaseError, CostRecord, CostRecordError, Precision, append_records, measure, read_records
+from crossbn.cost.models import find_model
+from crossbn.cost.suites import SUITES, Goal, make_suite
+from crossbn.cost.sweep import Growth, distinct, sweep
+from crossbn.report.cost_table import Table, caption, case_table, suite_table
+from crossbn.schedules import window_for
+
+_MODEL = "resnet18"
+_SIZE = "224"
+_DEFAULT = Precision()
+_COLUMNS = 4  # that fit a terminal
+
+
+def cost(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A torchvision classifier, or package.module:function.", show_default=_MODEL),
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="Height and width, one or several: 64,128.", show_default=_SIZE)
+    ] = None,
+    input_shape: Annotated[str | None, typer.Option(help="Of one example, instead of an image: 1,16000.")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Examples per step, one or several.", show_default="4")] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Steps to pool, one or several.", show_default="16 / batch size, at most 8")
+    ] = None,
+    norms: Annotated[
+        str | None, typer.Option(help="To compare with bn, by the names in crossbn.nn.NORMS.", show_default="bn,gn,cbn")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help=f"Cases that are set, with targets: {', '.join(SUITES)}.")] = None,
+    positions: Annotated[
+        int | None, typer.Option(min=0, help="Samples of CBN's gradients, at most; 0 for all.", show_default="128")
+    ] = None,
+    compile_too: Annotated[bool, typer.Option("--compile", help="Measure under torch.compile as well.")] = False,
+    rounds: Annotated[int, typer.Option(min=6, help="Repetitions, at least.")] = _DEFAULT.rounds,
+    max_seconds: Annotated[
+        float, typer.Option(min=0, help="No more repetitions after this time, training and inference each.")
+    ] = _DEFAULT.max_seconds,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch.", show_default="torch's choice")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda if there is one")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
+    ] = Path("cost-results"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the records in the directory.")] = False,
+) -> None:
+    """Measure time, memory and FLOPs of BN, GN and CBN in one process, turn by turn.
+
+    A training step, one in burn-in, inference, inference with the norms folded away; peak memory, history, FLOPs. Of
+    several sizes each is measured with the first of the others, and growth.png shows what becomes of the ratio. Writes
+    records.jsonl and table.md. Cases that records.jsonl has already are not measured again.
+    """
+    settings: dict[str, Any] = {
+        "compile": compile_too,
+        "precision": Precision(rounds=rounds, max_seconds=max_seconds),
+        "threads": threads or torch.get_num_threads(),
+        "device": _check_device(device),
+    }
+    if positions is not None:
+        settings["positions"] = positions or None
+    goals: list[Goal] = []
+    growth: Growth = {}
+    if suite is not None:
+        given = {"--model": model, "--image-size": image_size, "--input-shape": input_shape}
+        given |= {"--batch-size": batch_size, "--window": window, "--norms": norms}
+        goals = _suite(suite, [name for name, value in given.items() if value is not None], settings)
+        cases = [goal.case for goal in goals]
+    else:
+        base, growth = _sweep(model or _MODEL, image_size, input_shape, batch_size, window, norms, settings)
+        cases = distinct(base, growth)
+    _check_models(cases)
+    if growth:
+        require("matplotlib")
+    with _mistakes_told():
+        records = _complete(cases, output, fresh)
+        tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
+        _write(tables, records, growth, output)
+    _print(tables, records)
+
+
+def _suite(name: str, given: Sequence[str], settings: dict[str, Any]) -> list[Goal]:
+    if given:
+        raise typer.BadParameter(f"the suite sets the cases: leave out {', '.join(given)}", param_hint="--suite")
+    try:
+        return make_suite(name, **settings)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--suite") from None
+
+
+def _sweep(
+    model: str,
+    image_size: str | None,
+    input_shape: str | None,
+    batch_size: str | None,
+    window: str | None,
+    norms: str | None,
+    settings: dict[str, Any],
+) -> tuple[Case, Growth]:
+    if input_shape is not None and image_size is not None:
+        raise typer.BadParameter("give --image-size or --input-shape, not both", param_hint="--input-shape")
+    images = [] if input_shape is not None else _integers(image_size or _SIZE, "--image-size")
+    shape = (3, images[0], images[0]) if images else tuple(_integers(input_shape or "", "--input-shape"))
+    batches = _integers(batch_size or "4", "--batch-size")
+    windows = [] if window is None else _integers(window, "--window")
+    names = dict.fromkeys(["bn", *(norms or "bn,gn,cbn").replace(" ", "").split(",")])
+    first = windows[0] if windows else window_for(batches[0])
+    try:
+        base = Case(model, shape, batches[0], first, tuple(names), **settings)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--norms") from None
+    return base, sweep(base, windows, batches, images)
+
+
+def _integers(text: str, option: str) -> list[int]:
+    try:
+        values = [int(word) for word in text.split(",")]
+    except ValueError:
+        values = [0]
+    if min(values) < 1:
+        raise typer.BadParameter(f"needs whole numbers from 1 on, separated by commas, got {text!r}", param_hint=option)
+    return values
+
+
+def _check_device(name: str | None) -> str:
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
+        reason = str(error).partition("\n")[0]
+        raise typer.BadParameter(f"there is no device {name!r}: {reason}", param_hint="--device") from None
+    return name
+
+
+def _check_models(cases: Sequence[Case]) -> None:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # models of one's own are looked for where one stands, as `python -m` does
+    for name in dict.fromkeys(case.model for case in cases):
+        if ":" not in name:
+            require("torchvision", extra="vision")
+        try:
+            find_model(name)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--model") from None
+
+
+def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> list[CostRecord]:
+    """Return the records of `cases`, after measuring those that the directory has no record of."""
+    path = output / "records.jsonl"
+    output.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        path.unlink(missing_ok=True)
+    known = read_records(path)
+    found = {case: [record for record in known if record.answers(case)] for case in cases}
+    todo = [case for case in cases if not found[case]]
+    if len(todo) < len(cases):
+        typer.echo(f"{len(cases) - len(todo)} of {len(cases)} cases are in {path} already.", err=True)
+    if todo:
+        _measure(todo, path, found)
+    return [record for case in cases for record in found[case]]
+
+
+def _measure(todo: Sequence[Case], path: Path, found: dict[Case, list[CostRecord]]) -> None:
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=len(todo))
+        for case in todo:
+
+            def show(news: str, about: str = f"{case}") -> None:
+                progress.update(bar, description=f"{about}: {news}")
+
+            found[case] = measure(case, watch=show)
+            append_records(path, found[case])
+            progress.advance(bar)
+
+
+def _of(case: Case, records: Sequence[CostRecord]) -> list[CostRecord]:
+    return [record for record in records if record.case == case]
+
+
+def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growth, output: Path) -> None:
+    text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
+    (output / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if growth:
+        from crossbn.report.cost_figure import draw_growth  # matplotlib is slow to import
+
+        draw_growth(growth, records, output / "growth.png")
+
+
+def _print(tables: Sequence[Table], records: Sequence[CostRecord]) -> None:
+    console = Console()
+    for part in (part for table in tables for part in table.cut(_COLUMNS)):
+        shown = Shown(title=part.title, title_justify="left")
+        for i, column in enumerate(part.columns):
+            shown.add_column(column, justify="right" if i else "left")
+        for row in part.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    console.print(caption(records))
+
+
+@contextmanager
+def _mistakes_told() -> Iterator[None]:
+    """End the command with a sentence for what is not the program's fault."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command again measures the cases that are missing")
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}")
+    except CostRecordError as error:
+        _fail(f"{error}; --fresh starts anew")
+    except CaseError as error:
+        _fail(str(error))
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(f"crossbn: {sentence}", err=True)
+    raise typer.Exit(1)
