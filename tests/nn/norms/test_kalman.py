@@ -69,6 +69,12 @@ def test_absurd_prediction_is_not_believed(var: float, believed: bool) -> None:
     assert torch.equal(got.var, torch.full((2,), (1 + var) / 2) if believed else observed.var)
 
 
+def test_prediction_helps_where_a_channel_has_no_variance() -> None:
+    observed = Estimate(torch.zeros(2), torch.tensor([0.0, 1.0]))
+    got = correct(Estimate(torch.zeros(2), torch.ones(2)), observed, 0.1)
+    torch.testing.assert_close(got.var, torch.tensor([0.9, 1.0]))
+
+
 class Chain(nn.Module):
     """Two chained norms and a third on a branch of its own, which follows the first."""
 

@@ -19,11 +19,14 @@ in the batch. A gain blends the two, and the blend is both what normalizes and w
 The paper's filter has any transition A, noise and gain; these here are of the authors' code. It runs Gaussian samples
 of the preceding estimate, independent from place to place and channel to channel, through a rectifier and the network's
 own convolution and takes their moments, without noise and with a fixed gain, 0.1 for micro-batches and 0.95 for large
-ones. Here are the expectations of those moments in closed form, so that nothing is random; they differ at the border of
-a padded map. As in the code, what is handed on is the distribution before normalization, and a prediction whose
-variance is 100 times the batch's or more, channels averaged, is not believed. Not as in the code: it adds up the
-estimates of the branches of a residual block, here a norm has one predecessor; its running variance is biased
-throughout, here a norm that follows none is BatchNorm.
+ones. What is handed on is the distribution before normalization. Differences from that code:
+
+- The moments are the expectations of the sampled ones, in closed form: nothing is random. They are not the same at the
+  border of a padded map.
+- A prediction whose variance, averaged over channels, is 100 times the batch's or more is not believed. The code
+  averages the channels' quotients, so that one channel whose few values agree throws a tiny batch back on its own
+  statistics.
+- A norm has one predecessor; the code adds up the estimates of the branches of a residual block.
 """
 
 import math
@@ -35,7 +38,7 @@ from torch import Tensor, nn
 from crossbn.functional import accumulation_dtype, flatten_weight, geometry_of
 
 TOO_FAR = 100.0
-"""Predicted over observed variance from which on a prediction is not believed."""
+"""Predicted over observed variance, from which on a prediction is not believed."""
 
 
 class Estimate(NamedTuple):
@@ -86,5 +89,5 @@ def correct(predicted: Estimate, observed: Estimate, gain: float) -> Estimate:
     mean = torch.lerp(predicted.mean, observed.mean, gain)
     shift = gain * (1 - gain) * (observed.mean - predicted.mean).square()
     blend = Estimate(mean, torch.lerp(predicted.var, observed.var, gain) + shift)
-    believed = (predicted.var / observed.var).mean() < TOO_FAR
+    believed = predicted.var.mean() < TOO_FAR * observed.var.mean()
     return Estimate(*(torch.where(believed, new, old) for new, old in zip(blend, observed, strict=True)))
