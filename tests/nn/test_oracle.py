@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from crossbn import functional as C
 from crossbn import nn as cnn
 from crossbn.functional import geometry_of
 from tests.reference.cross_iteration import ReferenceNorm
@@ -135,3 +136,14 @@ def test_modes_with_invalid_entries(backward: str, invalid: str, order: int) -> 
     # Weights that jump this far leave the polynomial's range on some channels.
     torch.manual_seed(1)
     check(nn.Conv2d(3, 4, 3), (3, 6, 5), torch.float64, jump=1.0, order=order, backward=backward, invalid=invalid)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("plan", [C.Plan("samples", None), C.Plan("samples", 999), C.Plan("gradient", 999)])
+def test_every_form_equals_the_reference(name: str, plan: C.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathered patches instead of a weight gradient, and samples instead of a gradient, of all positions."""
+    monkeypatch.setattr(C, "choose_plan", lambda *_: plan)
+    make, shape = OPERATORS[name]
+    torch.manual_seed(1)
+    check(make(), shape, torch.float64)

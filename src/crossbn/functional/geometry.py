@@ -36,29 +36,29 @@ class Geometry:
     padding_mode: str = "zeros"
     transposed: bool = False
 
-    @functools.cached_property
+    @property
     def taps(self) -> int:
         """Number of kernel positions, K."""
         return torch.Size(self.kernel).numel()
 
-    @functools.cached_property
+    @property
     def patch_size(self) -> int:
         """Numbers an output channel reads at one position, C_in/groups * K."""
         return self.in_channels // self.groups * self.taps
 
-    @functools.cached_property
+    @property
     def reads_each_input_once(self) -> bool:
         """Whether positions and inputs are the same thing: a linear layer, or a 1x1 convolution on every pixel."""
         plain = all(k == s == 1 for k, s in zip(self.kernel, self.stride, strict=True))
         return plain and all(pair == (0, 0) for pair in self.padding)
 
-    @functools.cached_property
+    @property
     def may_read_nothing(self) -> bool:
         """Whether some taps fall on zero padding or between the inputs of a transposed convolution."""
         padded = self.padding_mode == "zeros" and any(max(pair) > 0 for pair in self.padding)
         return padded or self.transposed
 
-    @functools.cached_property
+    @property
     def reads_every_input(self) -> bool:
         """Whether no input is skipped, for any size; else it may be, by a stride, between taps or at the end."""
         return not self.transposed and all(s == d == 1 for s, d in zip(self.stride, self.dilation, strict=True))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _LARGE = 2**16
+_WIDE = (torch.float32, torch.float64)
 
 
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +39,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type that statistics of `dtype` values are kept in: float32 or wider."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype in _WIDE else torch.promote_types(dtype, torch.float32)
 
 
 def all_finite(*values: Tensor) -> bool | Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ class Named(Protocol):
 
     label: str
     settings: Settings
+
+
+class Past(NamedTuple):
+    """Moments of the remembered steps without bias, [R, C] each, the latest step first."""
+
+    mean: Tensor
+    var: Tensor
+    compensated_mean: Tensor
+    compensated_var: Tensor
+    """Negative where the polynomial has left its range."""
 
 
 class Source:
@@ -140,6 +150,19 @@ class Source:
         if shared:
             self._followed = mean, var
         return mean, var
+
+    @torch.no_grad()
+    def past(self) -> Past:
+        """Return the remembered moments as they were and at the present weights, the latest step first."""
+        rings, _ = self.history.recall()
+        steps = len(rings["mean"])
+        order = (int(self.history.pushed) - 1 - torch.arange(steps)) % max(steps, 1)
+        mean, var = rings["mean"], rings["var"]
+        weights = [producer.weight_value().to(mean.dtype) for producer in self.producers]
+        shifted = mean, var
+        if self.form is not None and weights:
+            shifted = C.compensate(mean, var, *self.form.recollect(rings, weights).drift)
+        return Past(mean[order], var[order], shifted[0][order], shifted[1][order])
 
     def _observe(
         self,
