@@ -120,3 +120,17 @@ def test_gradients_of_normalize_and_follow_weight() -> None:
         torch.testing.assert_close(got, expected)
         for ours, theirs in zip(torch.autograd.grad((got * weights).sum(), leaves), gradients, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("entries", [0, 2**13])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_mean_patch_of_large_maps(mode: str, stride: int, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one go, from the sums at the edges, and dimension by dimension."""
+    monkeypatch.setattr("crossbn.functional.taps._SMALL_TABLE_ENTRIES", entries)
+    conv = torch.nn.Conv2d(4, 6, (3, 5), stride=stride, padding=(1, 2), dilation=(2, 1), groups=2, padding_mode=mode)
+    geometry = C.geometry_of(conv)
+    y = torch.randn(2, 4, 20, 24, dtype=torch.float64)
+    sizes = conv.float()(y.float()).shape[2:]
+    patches = C.patches_at(y, geometry, C.sample_places(2, sizes.numel(), None, 0, y.device), sizes)
+    torch.testing.assert_close(C.mean_grad(y, geometry, sizes), patches.mean(0), rtol=0, atol=1e-13)

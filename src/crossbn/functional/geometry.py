@@ -5,10 +5,8 @@ seen this way: output channel j at a position is `<W_j, patch>`, the patch being
 places follow dimension by dimension from the position.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +15,6 @@ from torch import Tensor, nn
 Convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TransposedConvolution = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LINEAR_OPERATORS = (*Convolution, *TransposedConvolution, nn.Linear)
-
-
-_TABLE_ENTRIES = 2**18
 
 
 @dataclass(frozen=True)
@@ -171,83 +166,6 @@ def input_index(geometry: Geometry, dim: int, output: Tensor, size: int) -> tupl
     else:
         index = index.clamp(0, size - 1)
     return index, torch.ones_like(index, dtype=torch.bool)
-
-
-def _tap_counts(
-    geometry: Geometry, dim: int, size: int, output_size: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    index, inside = input_index(geometry, dim, torch.arange(output_size, device=device), size)
-    counts = torch.zeros(size, geometry.kernel[dim], dtype=dtype, device=device)
-    return counts.scatter_add_(0, index, inside.to(dtype))
-
-
-_cached_tap_counts = functools.lru_cache(1024)(_tap_counts)
-
-
-@functools.lru_cache(1024)
-def _tap_edges(*facts: Any) -> tuple[Tensor, Tensor]:
-    """Return the indices that some tap does not read exactly once, and how often more than that each tap does."""
-    excess = _cached_tap_counts(*facts) - 1
-    edge = excess.any(1).nonzero().squeeze(1)
-    return edge, excess[edge]
-
-
-def taps_at(
-    geometry: Geometry, place: Tensor, sizes: Sequence[int], output_sizes: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Return which inputs the positions `place` [P] of a flattened output read, and which of them count.
-
-    Args:
-        geometry: the operator.
-        place: indices into the flattened output.
-        sizes: spatial extent of the input.
-        output_sizes: spatial extent of the output.
-
-    Returns:
-        Indices into the flattened input [P, K], and 1 or 0 for each, [P, K] (0: see `input_index`).
-    """
-    entries = torch.Size(output_sizes).numel() * geometry.taps
-    if entries > _TABLE_ENTRIES or torch.compiler.is_compiling():
-        return _taps_at(geometry, place, sizes, output_sizes)
-    taps, inside = _taps_of_all(geometry, tuple(sizes), tuple(output_sizes), place.device)
-    return taps[place], inside[place]
-
-
-def _taps_at(
-    geometry: Geometry, place: Tensor, sizes: Sequence[int], output_sizes: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    taps, inside, stride = place.new_zeros(len(place), 1), torch.ones_like(place).unsqueeze(1), 1
-    for dim in reversed(range(len(sizes))):
-        index, counts = input_index(geometry, dim, place % output_sizes[dim], sizes[dim])
-        place = place // output_sizes[dim]
-        taps = (stride * index.unsqueeze(2) + taps.unsqueeze(1)).flatten(1)
-        inside = (counts.unsqueeze(2) * inside.unsqueeze(1)).flatten(1)
-        stride *= sizes[dim]
-    return taps, inside.to(torch.uint8)
-
-
-@functools.lru_cache(128)
-def _taps_of_all(
-    geometry: Geometry, sizes: tuple[int, ...], output_sizes: tuple[int, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    everywhere = torch.arange(torch.Size(output_sizes).numel(), device=device)
-    return _taps_at(geometry, everywhere, sizes, output_sizes)
-
-
-def sum_by_tap(total: Tensor, geometry: Geometry, dim: int, output_size: int) -> Tensor:
-    """Sum `total` [C, ..., size, ...] along one spatial dimension over what each kernel tap reads: [C, ..., K, ...].
-
-    That is a product with how often each tap reads each index. Where it is once, but for a few indices at the edge, a
-    plain sum and a small product for those is faster.
-    """
-    rest = total.movedim(1 + dim, -1)
-    facts = geometry, dim, rest.shape[-1], output_size, total.device, total.dtype
-    if torch.compiler.is_compiling():
-        return (rest @ _tap_counts(*facts)).movedim(-1, 1 + dim)
-    edge, excess = _tap_edges(*facts)
-    if 4 * len(edge) > rest.shape[-1]:
-        return (rest @ _cached_tap_counts(*facts)).movedim(-1, 1 + dim)
-    return (rest.sum(-1, keepdim=True) + rest[..., edge] @ excess).movedim(-1, 1 + dim)
 
 
 def pad_input(y: Tensor, geometry: Geometry) -> tuple[Tensor, Sequence[int]]:

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 from crossbn.functional.geometry import Geometry
 
 _CHEAP_PRODUCTS = 2**24  # a fifth of a millisecond
-_CHEAP_NUMBERS = 2**17  # gathered from the input: a tenth of a millisecond
+_CHEAP_NUMBERS = 2**15  # gathered from the input: a twentieth of a millisecond
 _FEWEST_POSITIONS = 16
-_WINDOW_SAMPLES = 32
+_WINDOW_SAMPLES = 16
 _FEWEST_SAMPLES = 4
 
 
@@ -37,7 +37,7 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
       channels) that gathering them would be felt; 16 in any case.
     - Where the gradient is cheap (positions times weight numbers below 2^24: all layers of MobileNet-v2 but the widest,
       the first half of a ResNet) it is kept.
-    - Where the weight is large (the deep half of a ResNet) the patches are kept, 32 over the whole window but no less
+    - Where the weight is large (the deep half of a ResNet) the patches are kept, 16 over the whole window but no less
       than 4 per step. The pooled variance averages over the window: neither its noise nor its cost grows with it.
 
     None of this depends on the batch or the map, so what is remembered has the same shape at every step. A batch
@@ -51,9 +51,9 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
 
     Example:
         >>> choose_plan(Geometry(64, 64, kernel=(3, 3)), 128, slots=3)
-        Plan(form='gradient', positions=128)
+        Plan(form='gradient', positions=56)
         >>> choose_plan(Geometry(512, 512, kernel=(3, 3)), 128, slots=3)
-        Plan(form='samples', positions=10)
+        Plan(form='samples', positions=5)
     """
     if positions is None:
         return Plan("samples" if order == 2 else "gradient", None)

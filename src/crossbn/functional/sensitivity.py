@@ -22,8 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crossbn.functional.geometry import Geometry, flatten_weight, pad_input, sum_by_tap, taps_at, unflatten_weight
+from crossbn.functional.geometry import Geometry, flatten_weight, pad_input, unflatten_weight
 from crossbn.functional.moments import accumulation_dtype
+from crossbn.functional.taps import average_by_tap, taps_at
 
 _GOLDEN_RATIO = 0.5 + 1.25**0.5
 _ORDER_ENTRIES = 2**17
@@ -32,16 +33,12 @@ _ORDER_ENTRIES = 2**17
 def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor:
     """Return the mean patch over all output positions, [groups, I]: d mean_j / d W_j for each j of a group.
 
-    Each kernel tap reads each input row (and column, ...) a known number of times, so the mean is a sum with those
-    counts along each dimension instead of an average over unfolded patches.
+    Each kernel tap reads each input row (and column, ...) a known number of times, so nothing is unfolded.
     """
     dtype = accumulation_dtype(y.dtype)
     if geometry.reads_each_input_once:
         return y.mean([0, *range(2, y.ndim)], dtype=dtype).reshape(geometry.groups, -1)
-    total = y.sum(0, dtype=dtype)
-    for dim in reversed(range(len(geometry.kernel))):
-        total = sum_by_tap(total, geometry, dim, output_sizes[dim])
-    return total.reshape(geometry.groups, -1) / (y.shape[0] * output_sizes.numel())
+    return average_by_tap(y.to(dtype), geometry, output_sizes).reshape(geometry.groups, -1)
 
 
 def var_grad(x: Tensor, mean: Tensor, y: Tensor, flat_weight: Tensor, geometry: Geometry) -> Tensor:
