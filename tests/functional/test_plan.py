@@ -4,8 +4,8 @@ import pytest
 
 from crossbn.functional import Geometry, Plan, choose_plan
 
-DEPTHWISE = Geometry(576, 576, 576, kernel=(3, 3))
-EARLY, DEEP = Geometry(64, 64, kernel=(3, 3)), Geometry(512, 512, kernel=(3, 3))
+DEPTHWISE = Geometry(96, 96, 96, kernel=(3, 3))
+EARLY, DEEP = Geometry(32, 3, kernel=(3, 3)), Geometry(512, 512, kernel=(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -16,15 +16,16 @@ EARLY, DEEP = Geometry(64, 64, kernel=(3, 3)), Geometry(512, 512, kernel=(3, 3))
         (EARLY, None, 3, 1, Plan("gradient", None)),
         (EARLY, None, 3, 2, Plan("samples", None)),
         (EARLY, 128, 3, 2, Plan("samples", 128)),
-        (DEPTHWISE, 128, 3, 1, Plan("gradient", 25)),
+        (DEPTHWISE, 128, 3, 1, Plan("gradient", 37)),
+        (Geometry(960, 960, 960, kernel=(3, 3)), 128, 3, 1, Plan("gradient", 16)),
         (DEEP, None, 3, 1, Plan("gradient", None)),
-        (DEEP, 128, 3, 1, Plan("samples", 10)),
+        (DEEP, 128, 3, 1, Plan("samples", 5)),
         (DEEP, 128, 7, 1, Plan("samples", 4)),
         (DEEP, 128, 15, 1, Plan("samples", 4)),
-        (DEEP, 128, 1, 1, Plan("samples", 28)),
-        (DEEP, 128, 0, 1, Plan("samples", 28)),
-        (DEEP, 2, 3, 1, Plan("gradient", 2)),
-        (DEEP, 128, 3, 2, Plan("samples", 10)),
+        (DEEP, 128, 1, 1, Plan("samples", 16)),
+        (DEEP, 128, 0, 1, Plan("samples", 16)),
+        (DEEP, 2, 3, 1, Plan("samples", 2)),
+        (DEEP, 128, 3, 2, Plan("samples", 5)),
     ],
 )
 def test_plans(geometry: Geometry, positions: int | None, slots: int, order: int, plan: Plan) -> None:

@@ -1,5 +1,7 @@
 """Closed-form sensitivities and pooling against autograd and plain arithmetic."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -125,7 +127,12 @@ def test_gradients_of_normalize_and_follow_weight() -> None:
 @pytest.mark.parametrize("entries", [0, 2**13])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
-def test_mean_patch_of_large_maps(mode: str, stride: int, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mean_patch_of_large_maps(
+    mode: Literal["zeros", "reflect", "replicate", "circular"],
+    stride: int,
+    entries: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In one go, from the sums at the edges, and dimension by dimension."""
     monkeypatch.setattr("crossbn.functional.taps._SMALL_TABLE_ENTRIES", entries)
     conv = torch.nn.Conv2d(4, 6, (3, 5), stride=stride, padding=(1, 2), dilation=(2, 1), groups=2, padding_mode=mode)

@@ -11,6 +11,7 @@ With g the gradient of the output, xhat the normalized input, `share` = 1/k, a =
 | dL/dW | a * dmean/dW + v * dvar/dW, the remembered steps' part ("through") | |
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -42,18 +43,34 @@ class Jacobian(NamedTuple):
 
     def weight_gradient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
+        grad = spread(self._coefficient(grad_mean, grad_var), self.rows)
+        return grad if self.var_jacobian is None else grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
+
+    def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
+        """Add dL/dW to `grad` [C, I]."""
+        coefficient = self._coefficient(grad_mean, grad_var)
+        if self.rows.shape[1] == 1:
+            grad.addmm_(coefficient.mT, self.rows.squeeze(1))
+        else:
+            grad += spread(coefficient, self.rows)
+        if self.var_jacobian is not None:
+            grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
+
+    def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         coefficient = self.var_coefficient * grad_var
         coefficient[-len(self.mean_coefficient) :].addcmul_(self.mean_coefficient, grad_mean)
-        grad = spread(coefficient, self.rows)
-        return grad if self.var_jacobian is None else grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
+        return coefficient
 
 
 class Followed(NamedTuple):
     """A weight that pooled statistics follow: the operator's own, its geometry, and how."""
 
-    weight: Tensor
+    weight: Tensor | None
+    """None if its gradient is made elsewhere, from what is told to `deliver`."""
     geometry: Geometry
     jacobian: Jacobian
+    deliver: Callable[[Jacobian, Tensor, Tensor], None] | None = None
+    """Receives the Jacobian, a and v in backward; with `normalize` only."""
 
 
 def normalize(
@@ -89,7 +106,7 @@ def normalize(
     weight = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
     bias = None if bias is None else bias.to(mean.dtype)
     counted = None if group is None else torch.as_tensor(count, device=x.device)
-    following = (None,) * 6 if followed is None else (*followed[:2], *followed.jacobian)
+    following = (None,) * 7 if followed is None else (followed[0], followed[3], followed[1], *followed.jacobian)
     y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, counted, *following)
     return y
 
@@ -108,11 +125,12 @@ class _Normalize(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         count: Tensor | None,
         _: Tensor | None,
+        deliver: Callable[[Jacobian, Tensor, Tensor], None] | None,
         geometry: Geometry | None,
         *jacobian: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, share, weight, count, *jacobian)
-        ctx.eps, ctx.group, ctx.geometry = eps, group, geometry
+        ctx.eps, ctx.group, ctx.geometry, ctx.deliver = eps, group, geometry, deliver
         if x.numel() == x.shape[1]:
             # A lone position may be its own mean and its variance 0: centred first, it comes out as beta exactly.
             x, mean = (x - channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
@@ -131,13 +149,15 @@ class _Normalize(torch.autograd.Function):
                 grad, x, mean, invstd, share, weight, count, ctx.group
             )
         grad_mean = grad_var = grad_followed = None
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[9]:
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[9] or ctx.deliver is not None:
             scaled = weight * invstd
             grad_mean, grad_var = -scaled * sum_grad, scaled * invstd * sum_normalized * -0.5
-        if ctx.needs_input_grad[9] and grad_mean is not None and grad_var is not None:
-            grad_followed = unflatten_weight(Jacobian(*jacobian).weight_gradient(grad_mean, grad_var), ctx.geometry)
+            if ctx.deliver is not None:
+                ctx.deliver(Jacobian(*jacobian), grad_mean, grad_var)
+            elif ctx.needs_input_grad[9]:
+                grad_followed = unflatten_weight(Jacobian(*jacobian).weight_gradient(grad_mean, grad_var), ctx.geometry)
         grad_beta = grad_bias if ctx.needs_input_grad[5] else None
-        return dx, grad_mean, grad_var, None, grad_weight, grad_beta, None, None, None, grad_followed, *[None] * 5
+        return dx, grad_mean, grad_var, None, grad_weight, grad_beta, None, None, None, grad_followed, *[None] * 6
 
 
 def _backward(

@@ -6,15 +6,18 @@ would be made of costs no gradient at all, but R * P products with today's weigh
 
 | form | nanoseconds | numbers kept per step |
 |---|---|---|
-| gradient, P positions | P / 75 + R | C * I |
+| gradient, P positions | P / 75 + 1.5 R | C * I |
 | samples, P positions | R * P / 35 | P * (I + 2 C) |
+
+So a few samples are the cheaper the larger the weight is; for a small one only the number of operations counts, and
+there is room for many positions.
 """
 
 from typing import Literal, NamedTuple
 
 from crossbn.functional.geometry import Geometry
 
-_CHEAP_PRODUCTS = 2**24  # a fifth of a millisecond
+_SMALL_WEIGHT = 2**15
 _CHEAP_NUMBERS = 2**15  # gathered from the input: a twentieth of a millisecond
 _FEWEST_POSITIONS = 16
 _WINDOW_SAMPLES = 16
@@ -33,12 +36,11 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
     """Choose what to remember of an operator, and how many output positions to look at.
 
     - `positions=None` looks at all of them: order 1 keeps the gradient (the paper's exact form), order 2 the patches.
-    - Otherwise at most `positions`, fewer where a patch is so large (many input channels, a depthwise kernel over many
-      channels) that gathering them would be felt; 16 in any case.
-    - Where the gradient is cheap (positions times weight numbers below 2^24: all layers of MobileNet-v2 but the widest,
-      the first half of a ResNet) it is kept.
-    - Where the weight is large (the deep half of a ResNet) the patches are kept, 16 over the whole window but no less
-      than 4 per step. The pooled variance averages over the window: neither its noise nor its cost grows with it.
+    - Otherwise at most `positions`, fewer where a patch is so large (a depthwise kernel over many channels) that
+      gathering them would be felt; 16 in any case.
+    - A weight of up to 2^15 numbers (most layers of MobileNet-v2, the first ones of any network) keeps the gradient.
+    - For a larger one (nearly all of a ResNet) the patches are kept, 16 over the whole window but no less than 4 per
+      step. The pooled variance averages over the window: neither its noise nor its cost grows with it.
 
     None of this depends on the batch or the map, so what is remembered has the same shape at every step. A batch
     with fewer positions is looked at whole.
@@ -50,16 +52,15 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
         order: of the Taylor polynomial; the second needs the patches.
 
     Example:
-        >>> choose_plan(Geometry(64, 64, kernel=(3, 3)), 128, slots=3)
-        Plan(form='gradient', positions=56)
+        >>> choose_plan(Geometry(32, 3, kernel=(3, 3)), 128, slots=3)
+        Plan(form='gradient', positions=128)
         >>> choose_plan(Geometry(512, 512, kernel=(3, 3)), 128, slots=3)
         Plan(form='samples', positions=5)
     """
     if positions is None:
         return Plan("samples" if order == 2 else "gradient", None)
     affordable = max(_FEWEST_POSITIONS, _CHEAP_NUMBERS // (geometry.in_channels * geometry.taps))
-    positions = min(positions, affordable)
-    cheap = positions * geometry.out_channels * geometry.patch_size <= _CHEAP_PRODUCTS
-    if not cheap:
-        positions = min(positions, max(_FEWEST_SAMPLES, _WINDOW_SAMPLES // max(slots, 1)))
-    return Plan("gradient" if cheap and order == 1 else "samples", positions)
+    small = geometry.out_channels * geometry.patch_size <= _SMALL_WEIGHT
+    if not small:
+        affordable = max(_FEWEST_SAMPLES, _WINDOW_SAMPLES // max(slots, 1))
+    return Plan("gradient" if small and order == 1 else "samples", min(positions, affordable))

@@ -28,6 +28,8 @@ class Pooled(NamedTuple):
     """[R, C], or [R, 1] if the same for all: the remembered steps' weights; 0 where absent or dropped."""
     valid: Tensor
     """[R, C]: where the compensated variance is not negative."""
+    deviation: Tensor
+    """[R, C]: of the remembered means from the pooled one."""
 
 
 def pool(
@@ -70,7 +72,7 @@ def pool(
     deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
     spread = torch.addcmul(past_var.clamp_min(0), past_deviation, past_deviation)
     pooled_var = torch.addcmul((weight * spread).sum(0), share, torch.addcmul(var, deviation, deviation))
-    return Pooled(pooled_mean, pooled_var, share, weight, valid)
+    return Pooled(pooled_mean, pooled_var, share, weight, valid, past_deviation)
 
 
 @functools.lru_cache(256)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from crossbn.functional import flatten_weight, geometry_of
+from crossbn.nn.graft import Graft
 from crossbn.nn.replay import Pass, current_pass, may_be_replayed
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Producer:
         self._input: Tensor | None = None
         self._weight: Tensor | None = None
         self._unread = 0
+        self.graft: Graft | None = None  # onto the operator's latest node of the graph
         self._parameter = module._parameters.get("weight")
         self._handles = [
             module.register_forward_hook(self._see_forward, with_kwargs=True),
@@ -38,7 +40,7 @@ class Producer:
             parametrization: nn.Module = module.parametrizations["weight"]  # type: ignore[index, assignment]
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
 
-    def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
+    def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         for source in self.sources:
             source.start_step()
         self._unread = len(self.sources)
@@ -47,6 +49,9 @@ class Producer:
         self._input = None if run is Pass.REPLAY else (args[0] if args else kwargs["input"]).detach()
         if run is not Pass.TRAIN:
             self._weight = None
+        self.graft = None
+        if run is Pass.TRAIN and module.training and not torch.compiler.is_compiling():
+            self.graft = Graft.onto(output, module.weight, self.geometry)
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
             self._parameter = module._parameters.get("weight")
@@ -89,7 +94,7 @@ class Producer:
         """A source is done; the last one lets go of the step."""
         self._unread = max(self._unread - 1, 0)  # the same number at the end of every step, for compiled ones
         if self._unread == 0:
-            self._input = self._weight = None
+            self._input = self._weight = self.graft = None
 
     def weight_value(self) -> Tensor:
         """Return today's weight, one row per output channel; to be called without gradients."""
@@ -118,4 +123,4 @@ class Producer:
                 handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_input": None, "_weight": None, "_unread": 0}
+        return {**self.__dict__, "_input": None, "_weight": None, "_unread": 0, "graft": None}

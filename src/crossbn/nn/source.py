@@ -129,7 +129,10 @@ class Source:
         """Return the weight that the statistics follow, if it is the only one and only one norm reads the source."""
         if self.readers > 1 or len(statistics.jacobians) != 1 or statistics.bias_jacobian is not None:
             return None
-        return C.Followed(self.producers[0].weight(), self.producers[0].geometry, statistics.jacobians[0])
+        producer, jacobian = self.producers[0], statistics.jacobians[0]
+        if producer.graft is not None and not may_be_replayed():
+            return C.Followed(None, producer.geometry, jacobian, producer.graft.deliver)
+        return C.Followed(producer.weight(), producer.geometry, jacobian)
 
     def follow(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
         """Return pooled mean and variance with a graph to the producers' weights and biases.
@@ -230,7 +233,7 @@ class Source:
         bias_jacobian = None
         through = settings.backward == "through" and len(past_mean) > 0
         if through and self.form is not None and past is not None and today.drift is not None:
-            towards = 2 * pooled.weight * (past_mean - pooled.mean)
+            towards = (pooled.weight + pooled.weight) * pooled.deviation
             influence = Influence(pooled.weight, pooled.weight * pooled.valid, towards)
             jacobians = self.form.jacobians(rings, past._replace(drift=today.drift), influence)
             if bias is not None:

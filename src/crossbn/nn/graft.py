@@ -1,0 +1,56 @@
+"""Adding to the weight gradient of a convolution where it is made, instead of beside it.
+
+The gradient through the compensation has the weight's size. Handed to autograd as a second gradient, it would be
+written, read again and added into a third tensor: in deep layers that costs more than computing it. A hook on the
+convolution's node of the graph adds it to the gradient that the node has just made. The hook lives and dies with the
+graph; what it adds arrives from the norm's backward, which always comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crossbn.functional import Geometry, Jacobian, unflatten_weight
+
+_WEIGHT = 1  # place of the weight among the inputs of a convolution's node
+
+
+class Graft:
+    """What is to be added to a weight's gradient when its node has run."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self._pending: tuple[Jacobian, Tensor, Tensor] | None = None
+
+    @staticmethod
+    def onto(output: Any, weight: Any, geometry: Geometry) -> Graft | None:
+        """Hook into the node that made `output` from `weight`; None if it is not a plain convolution with that leaf."""
+        node = output.grad_fn if isinstance(output, Tensor) else None
+        if node is None or node.name() != "ConvolutionBackward0" or geometry.transposed:
+            return None
+        leaf = node.next_functions[_WEIGHT][0]
+        if getattr(leaf, "variable", None) is not weight:
+            return None
+        graft = Graft(geometry)
+        node.register_hook(graft._add)
+        return graft
+
+    def deliver(self, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> None:
+        """Say what to add, in the norm's backward."""
+        self._pending = jacobian, grad_mean, grad_var
+
+    def _add(self, grad_inputs: tuple[Tensor | None, ...], _: tuple[Tensor, ...]) -> tuple[Tensor | None, ...] | None:
+        pending, self._pending = self._pending, None
+        grad = grad_inputs[_WEIGHT]
+        if pending is None or grad is None:
+            return None
+        jacobian, grad_mean, grad_var = pending
+        with torch.no_grad():
+            if grad.is_contiguous() and grad.dtype == grad_var.dtype:
+                jacobian.add_weight_gradient_(grad.view(len(grad), -1), grad_mean, grad_var)
+                return None
+            addition = unflatten_weight(jacobian.weight_gradient(grad_mean, grad_var), self.geometry)
+            return *grad_inputs[:_WEIGHT], grad + addition.to(grad.dtype), *grad_inputs[_WEIGHT + 1 :]
