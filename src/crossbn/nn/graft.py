@@ -32,7 +32,7 @@ class Graft:
         if node is None or node.name() != "ConvolutionBackward0" or geometry.transposed:
             return None
         leaf = node.next_functions[_WEIGHT][0]
-        if getattr(leaf, "variable", None) is not weight:
+        if weight is None or getattr(leaf, "variable", None) is not weight:
             return None
         graft = Graft(geometry)
         node.register_hook(graft._add)

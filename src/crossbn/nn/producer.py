@@ -50,8 +50,8 @@ class Producer:
         if run is not Pass.TRAIN:
             self._weight = None
         self.graft = None
-        if run is Pass.TRAIN and module.training and not torch.compiler.is_compiling():
-            self.graft = Graft.onto(output, module.weight, self.geometry)
+        if run is Pass.TRAIN and not torch.compiler.is_compiling() and not may_be_replayed():
+            self.graft = Graft.onto(output, module._parameters.get("weight"), self.geometry)
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
             self._parameter = module._parameters.get("weight")
