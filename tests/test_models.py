@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn.compat import ensure_torchvision
+from crossbn.nn import CrossIterBatchNorm
 
 ensure_torchvision()
 from torchvision import models  # noqa: E402  # importable only now
@@ -92,6 +93,23 @@ def onnx_outputs(program: torch.export.ExportedProgram, x: Tensor) -> list[Tenso
     assert onnx is not None
     session = onnxruntime.InferenceSession(onnx.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return [torch.from_numpy(output) for output in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+
+
+def paired_weight_bytes(model: nn.Module) -> int:
+    norms = (module for module in model.modules() if isinstance(module, CrossIterBatchNorm))
+    operators = {producer.module for norm in norms for source in norm.sources for producer in source.producers}
+    return sum(operator.get_parameter("weight").nbytes for operator in operators)
+
+
+@pytest.mark.parametrize("window", [2, 4, 8])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16_bn", "inception_v3", "mobilenet_v2", "densenet121"])
+def test_history_is_no_larger_than_the_weights(name: str, window: int) -> None:
+    """Than window - 1 times the weights of the paired operators, and half of that in bfloat16."""
+    model = CLASSIFIERS[name].build(num_classes=10)
+    for dtype, share in ((None, 1.0), (torch.bfloat16, 0.5)):
+        crossbn.convert_(model, window=window, history_dtype=dtype)
+        taken = sum(tensor.nbytes for tensor in crossbn.history_state(model).values())
+        assert 0 < taken <= share * (window - 1) * paired_weight_bytes(model)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

@@ -26,10 +26,9 @@ class Graft:
         self._pending: tuple[Jacobian, Tensor, Tensor] | None = None
 
     @staticmethod
-    def onto(output: Any, weight: Any, geometry: Geometry) -> Graft | None:
-        """Hook into the node that made `output` from `weight`; None if it is not a plain convolution with that leaf."""
-        node = output.grad_fn if isinstance(output, Tensor) else None
-        if node is None or node.name() != "ConvolutionBackward0" or geometry.transposed:
+    def onto(node: Any, weight: Any, geometry: Geometry) -> Graft | None:
+        """Hook into the node of a graph; None if it is not that of a plain convolution with `weight` as its leaf."""
+        if node.name() != "ConvolutionBackward0" or geometry.transposed:
             return None
         leaf = node.next_functions[_WEIGHT][0]
         if weight is None or getattr(leaf, "variable", None) is not weight:

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from crossbn.functional import flatten_weight, geometry_of
 from crossbn.nn.graft import Graft
-from crossbn.nn.replay import Pass, current_pass, may_be_replayed
+from crossbn.nn.replay import is_repetition, may_be_replayed
 
 if TYPE_CHECKING:
     from crossbn.nn.source import Source
@@ -30,7 +30,7 @@ class Producer:
         self._input: Tensor | None = None
         self._weight: Tensor | None = None
         self._unread = 0
-        self.graft: Graft | None = None  # onto the operator's latest node of the graph
+        self._node: Any = None  # the operator's latest one in the graph
         self._parameter = module._parameters.get("weight")
         self._handles = [
             module.register_forward_hook(self._see_forward, with_kwargs=True),
@@ -45,13 +45,11 @@ class Producer:
             source.start_step()
         self._unread = len(self.sources)
         # A repetition has its statistics already. Norms in evaluation mode let go of the input as well.
-        run = current_pass()
-        self._input = None if run is Pass.REPLAY else (args[0] if args else kwargs["input"]).detach()
-        if run is not Pass.TRAIN:
+        repeated = is_repetition()
+        self._input = None if repeated else (args[0] if args else kwargs["input"]).detach()
+        if repeated or not torch.is_grad_enabled():
             self._weight = None
-        self.graft = None
-        if run is Pass.TRAIN and not torch.compiler.is_compiling() and not may_be_replayed():
-            self.graft = Graft.onto(output, module._parameters.get("weight"), self.geometry)
+        self._node = None if torch.compiler.is_compiling() else getattr(output, "grad_fn", None)
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
             self._parameter = module._parameters.get("weight")
@@ -94,7 +92,7 @@ class Producer:
         """A source is done; the last one lets go of the step."""
         self._unread = max(self._unread - 1, 0)  # the same number at the end of every step, for compiled ones
         if self._unread == 0:
-            self._input = self._weight = self.graft = None
+            self._input = self._weight = self._node = None
 
     def weight_value(self) -> Tensor:
         """Return today's weight, one row per output channel; to be called without gradients."""
@@ -110,6 +108,12 @@ class Producer:
         assert isinstance(weight, Tensor)
         return weight
 
+    def graft(self) -> Graft | None:
+        """Return where to add to the weight's gradient in the present graph, if that is possible."""
+        if self._node is None or may_be_replayed():
+            return None
+        return Graft.onto(self._node, self.module._parameters.get("weight"), self.geometry)
+
     @property
     def bias(self) -> Tensor | None:
         """Today's bias."""
@@ -123,4 +127,4 @@ class Producer:
                 handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_input": None, "_weight": None, "_unread": 0, "graft": None}
+        return {**self.__dict__, "_input": None, "_weight": None, "_unread": 0, "_node": None}

@@ -28,9 +28,14 @@ def current_pass() -> Pass:
     """Tell which kind of training forward is running."""
     if torch.compiler.is_compiling():  # a compiled graph recomputes without running this code again
         return Pass.TRAIN if torch.is_grad_enabled() else Pass.LOOK
-    if torch._C._current_graph_task_id() != -1:
+    if is_repetition():
         return Pass.REPLAY
     return Pass.TRAIN if torch.is_grad_enabled() or _enclosing_function("forward") is not None else Pass.LOOK
+
+
+def is_repetition() -> bool:
+    """Tell whether backward is running, so that a forward within it repeats an earlier one."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def may_be_replayed() -> bool:

@@ -130,8 +130,8 @@ class Source:
         if self.readers > 1 or len(statistics.jacobians) != 1 or statistics.bias_jacobian is not None:
             return None
         producer, jacobian = self.producers[0], statistics.jacobians[0]
-        if producer.graft is not None and not may_be_replayed():
-            return C.Followed(None, producer.geometry, jacobian, producer.graft.deliver)
+        if (graft := producer.graft()) is not None:
+            return C.Followed(None, producer.geometry, jacobian, graft.deliver)
         return C.Followed(producer.weight(), producer.geometry, jacobian)
 
     def follow(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
