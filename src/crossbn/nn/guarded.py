@@ -25,23 +25,25 @@ class GuardedBatchNorm(_BatchNorm):
             raise ValueError(f"{self.label}: expected {self.num_features} channels, got {shape}")
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
-        """Run torch's BatchNorm; running statistics that do not stay finite, or should not move, are put back."""
+        """Run torch's BatchNorm; running statistics that do not stay finite are put back."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         assert self.num_batches_tracked is not None
         momentum = 1 / float(self.num_batches_tracked + 1) if self.momentum is None else self.momentum
         running = self.running_mean, self.running_var
-        before = [each.clone() for each in running]
+        copies = self.running_mean.clone(), self.running_var.clone()
+        if not update:
+            return F.batch_norm(x, *copies, self.weight, self.bias, True, momentum, self.eps)
         y = F.batch_norm(x, *running, self.weight, self.bias, True, momentum, self.eps)
         with torch.no_grad():
-            keep = all_finite(self.running_var) if update else False  # it is not if the mean is not
-            for each, old in zip(running, before, strict=True):
+            finite = all_finite(self.running_var)  # it is not if the mean is not
+            for each, before in zip(running, copies, strict=True):
                 # The native operator moves them without telling autograd, for which this has to be as silent.
-                if isinstance(keep, Tensor):
-                    each.data.copy_(torch.where(keep, each, old))
-                elif not keep:
-                    each.data.copy_(old)
-            self.num_batches_tracked += 1 if keep is True else keep
+                if isinstance(finite, Tensor):
+                    each.data.copy_(torch.where(finite, each, before))
+                elif not finite:
+                    each.data.copy_(before)
+            self.num_batches_tracked += 1 if finite is True else finite
         return y
 
     def _move_running(self, mean: Tensor, var: Tensor, several: bool | Tensor, finite: bool | Tensor) -> None:
