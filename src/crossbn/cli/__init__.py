@@ -22,6 +22,7 @@ def make_app() -> typer.Typer:
 
     from crossbn.cli.cost import cost
     from crossbn.cli.demo import demo
+    from crossbn.cli.reproduce import reproduce
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
     app = typer.Typer(
@@ -34,6 +35,7 @@ def make_app() -> typer.Typer:
     app.callback()(_describe)  # with a callback, a single verb stays a verb
     app.command()(cost)
     app.command()(demo)
+    app.command()(reproduce)
     return app
 
 

@@ -9,19 +9,41 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from crossbn.experiments.records import Point, Record, Run
 
-Train = Callable[[Run, Callable[[Point], None]], Record]
+class Named(Protocol):
+    """What a run has at least."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Which one of that name."""
+        ...
+
+
+RunT = TypeVar("RunT", bound=Named)
+PointT = TypeVar("PointT")
+RecordT = TypeVar("RecordT")
 
 
 class WorkerError(RuntimeError):
     """A process ended without the record it was asked for."""
 
 
-def run_all(train: Train, runs: Sequence[Run], processes: int) -> Generator[tuple[Run, Point | Record]]:
+class _Finished(NamedTuple):
+    record: Any
+
+
+def run_all(
+    train: Callable[[RunT, Callable[[PointT], None]], RecordT], runs: Sequence[RunT], processes: int
+) -> Generator[tuple[RunT, PointT | RecordT]]:
     """Do the runs, at most `processes` of them at once, and yield what comes in: points, at the end the record.
 
     A caller that stops listening, by an exception or otherwise, ends the processes.
@@ -37,7 +59,7 @@ def run_all(train: Train, runs: Sequence[Run], processes: int) -> Generator[tupl
     context = get_context("spawn")  # a forked torch may hang: its threads do not come along
     todo = deque(runs)
     workers = []
-    doing: dict[Connection, Run] = {}
+    doing: dict[Connection, RunT] = {}
     try:
         for _ in range(min(processes, len(runs))):
             here, there = context.Pipe()
@@ -52,28 +74,29 @@ def run_all(train: Train, runs: Sequence[Run], processes: int) -> Generator[tupl
                 assert isinstance(connection, Connection)
                 run = doing[connection]
                 message = _receive(connection, run)
-                yield run, message
-                if isinstance(message, Record):
+                if isinstance(message, _Finished):
+                    yield run, message.record
                     _assign(connection, todo, doing)
+                else:
+                    yield run, message
     finally:
         for worker in workers:
             worker.terminate()
             worker.join()
 
 
-def _assign(connection: Connection, todo: deque[Run], doing: dict[Connection, Run]) -> None:
+def _assign(connection: Connection, todo: deque[RunT], doing: dict[Connection, RunT]) -> None:
     doing.pop(connection, None)
     if todo:
         doing[connection] = todo.popleft()
         connection.send(doing[connection])
 
 
-def _receive(connection: Connection, run: Run) -> Point | Record:
+def _receive(connection: Connection, run: Named) -> Any:
     try:
-        message: Point | Record = connection.recv()
+        return connection.recv()
     except EOFError:
         raise WorkerError(f"the process of {run.name}, seed {run.seed}, ended before its time") from None
-    return message
 
 
 @contextmanager
@@ -86,8 +109,8 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(train: Train, connection: Connection) -> None:
+def _work(train: Callable[[RunT, Callable[[PointT], None]], RecordT], connection: Connection) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError):  # the other end is gone: nobody waits for the rest
         while True:
-            connection.send(train(connection.recv(), connection.send))
+            connection.send(_Finished(train(connection.recv(), connection.send)))

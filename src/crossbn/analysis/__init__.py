@@ -1,0 +1,1 @@
+"""What training with a norm looks like from inside: plain records out."""

@@ -1,0 +1,159 @@
+"""`crossbn reproduce`: one table or figure of the paper, next to the paper's numbers."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as Shown
+
+from crossbn.cli.extras import require
+from crossbn.experiments import runner
+from crossbn.experiments.estimates import in_words
+from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
+from crossbn.experiments.pictures import FOLDER_VARIABLE
+from crossbn.experiments.records import RecordError
+from crossbn.experiments.registry import EXPERIMENTS
+from crossbn.experiments.tasks import Result, Task
+from crossbn.experiments.workers import WorkerError
+from crossbn.report.comparison import comparison_table, surroundings
+from crossbn.report.cost_table import Table
+
+_COLUMNS = 6  # that fit a terminal
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Of the table or figure; --list shows all.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Show the names and what they stand for.")] = False,
+    scale: Annotated[Scale, typer.Option(help="Minutes without a download, or what the paper did.")] = Scale.SMALL,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long each takes.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Of each run.", show_default="as the table needs")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
+    ] = Path("reproduce-results"),
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the data sets.", envvar=FOLDER_VARIABLE, show_default="data")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the results of earlier calls.")] = False,
+) -> None:
+    """Reproduce a table or figure of the paper, next to the paper's numbers.
+
+    Writes NAME-SCALE.jsonl with a line for each run, NAME-SCALE.md with the table and, for some, NAME-SCALE.png. Runs
+    that the first has already are not repeated, so a call that was interrupted goes on where it stopped.
+    """
+    if list_all:
+        _print(Table("", ("name", "what it is"), tuple((key, each.TITLE) for key, each in EXPERIMENTS.items())))
+        return
+    if name not in EXPERIMENTS:
+        problem = "a name is missing" if name is None else f"there is no {name!r}"
+        raise typer.BadParameter(f"{problem}; there is {', '.join(EXPERIMENTS)}", param_hint="NAME")
+    require("matplotlib", "sklearn")
+    require("torchvision", extra="vision")
+    if data is not None:
+        os.environ[FOLDER_VARIABLE] = str(data)  # the runs are processes of their own
+    experiment, path = EXPERIMENTS[name], output / f"{name}-{scale.value}.jsonl"
+    with _mistakes_told():
+        if fresh and not dry_run:
+            path.unlink(missing_ok=True)
+        progress = runner.Progress.read(experiment.configs(scale, seeds), path)
+        if dry_run:
+            _print_plan(experiment, progress)
+            return
+        _carry_on(experiment, progress)
+        text = _write(name, experiment, scale, progress)
+    _print(text)
+    for note in [*experiment.notes(scale), surroundings(progress.results)]:
+        typer.echo(f"\n{note}")
+
+
+def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
+    todo = {task.key for task in progress.todo}
+    seconds = {task.key: experiment.estimate_seconds(task) for task in progress.tasks}
+    rows = [
+        (
+            f"{task.name}, seed {task.seed}",
+            ", ".join(f"{name} {value}" for name, value in task.settings.items()),
+            in_words(seconds[task.key]) if task.key in todo else "done",
+        )
+        for task in progress.tasks
+    ]
+    _print(Table(experiment.TITLE, ("run", "settings", "about"), tuple(rows)))
+    processes = runner.processes_of(experiment)
+    total = in_words(sum(seconds[key] for key in todo) / min(processes, max(1, len(todo))))
+    beside = f", {processes} at once" if processes > 1 else ""
+    typer.echo(f"{len(todo)} of {len(progress.tasks)} runs to do{beside}: about {total} on this machine.")
+
+
+def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
+    if progress.found:
+        done = f"{len(progress.found)} of {len(progress.tasks)} runs are in {progress.path} already."
+        typer.echo(done, err=True)
+    if not progress.todo:
+        return
+    progress.path.parent.mkdir(parents=True, exist_ok=True)
+    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        bars = {task.key: shown.add_task(_label(task), total=1.0, start=False) for task in progress.todo}
+        with closing(runner.carry_on(experiment, progress)) as events:
+            for task, news in events:
+                if isinstance(news, Result):
+                    done = f"{_label(task)}: {in_words(news.seconds)}"
+                    shown.update(bars[task.key], completed=1.0, description=done)
+                else:
+                    shown.start_task(bars[task.key])
+                    told = f"{_label(task)}: {news.phrase}"
+                    shown.update(bars[task.key], completed=news.share, description=told)
+
+
+def _label(task: Task) -> str:
+    return f"{task.name}, seed {task.seed}"
+
+
+def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Progress) -> Table:
+    from crossbn.report.experiment_figures import FIGURES  # matplotlib is slow to import
+
+    results = progress.results
+    title = f"{experiment.TITLE} ({scale.value} scale)"
+    table = comparison_table(title, experiment.MEASURES, experiment.rows(results))
+    parts = [table.markdown(), *experiment.notes(scale), surroundings(results)]
+    if name in FIGURES:
+        picture = progress.path.with_suffix(".png")
+        FIGURES[name](results, picture)
+        parts.insert(1, f"![{title}]({picture.name})")
+    progress.path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return table
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    for part in table.cut(_COLUMNS):
+        shown = Shown(title=part.title or None, title_justify="left")
+        for i, column in enumerate(part.columns):
+            shown.add_column(column, justify="right" if i and part.columns[1] != "settings" else "left")
+        for row in part.rows:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+@contextmanager
+def _mistakes_told() -> Iterator[None]:
+    """End the command with a sentence for what is not the program's fault."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command again does the runs that are missing")
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}")
+    except RecordError as error:
+        _fail(f"{error}; --fresh starts anew")
+    except (UnavailableError, WorkerError) as error:
+        _fail(str(error))
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(f"crossbn: {sentence}", err=True)
+    raise typer.Exit(1)

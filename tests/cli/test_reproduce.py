@@ -1,0 +1,148 @@
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from crossbn.cli import extras, make_app
+from crossbn.experiments import runner
+from crossbn.experiments.pictures import FOLDER_VARIABLE
+from crossbn.experiments.registry import EXPERIMENTS
+from crossbn.experiments.tasks import News, read_results
+from tests.experiments import pretended
+
+
+class Answer(NamedTuple):
+    status: int
+    output: str
+    errors: str
+
+
+def call(*words: str | Path) -> Answer:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(make_app(), ["reproduce", *(str(word) for word in words)])
+    return Answer(result.exit_code, result.stdout, result.stderr)
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An experiment named "pretended", done in this process. Returns the runs that were done."""
+    names: list[str] = []
+
+    def here(do: Any, tasks: list[Any], _: int) -> Iterator[Any]:
+        for task in tasks:
+            names.append(f"{task.name} {task.seed}")
+            yield task, News(0.1, "begun")
+            yield task, do(task, lambda _: None)
+
+    monkeypatch.setitem(EXPERIMENTS, "pretended", pretended)
+    monkeypatch.setattr(runner, "run_all", here)
+    return names
+
+
+def test_table_with_the_paper_s_numbers_on_the_terminal_and_in_markdown(tmp_path: Path) -> None:
+    answer = call("pretended", "--output", tmp_path / "new" / "folder", "--seeds", "2")
+    assert answer.status == 0, answer.errors
+    table = (tmp_path / "new" / "folder" / "pretended-small.md").read_text(encoding="utf-8")
+    for text in (answer.output, table):
+        assert re.search(r"two +[|│] +2.50 ± 0.71 [|│] +6 ± 4 [|│] +4 [|│]", text)
+        assert "Made up, small." in text
+        assert "2 seeds, mean ± standard deviation; crossbn" in text
+    assert "### Numbers out of thin air (small scale)" in table
+    assert len(read_results(tmp_path / "new" / "folder" / "pretended-small.jsonl")) == 4
+
+
+def test_finished_runs_are_not_repeated(tmp_path: Path, asked: list[str]) -> None:
+    first = call("pretended", "--out", tmp_path)
+    assert asked == ["two 0", "one 0"]
+    again = call("pretended", "--out", tmp_path)
+    assert len(asked) == 2
+    assert again.output == first.output
+    assert f"2 of 2 runs are in {tmp_path / 'pretended-small.jsonl'} already." in again.errors
+    call("pretended", "--out", tmp_path, "--seeds", "2")
+    assert asked[2:] == ["two 1", "one 1"]
+    call("pretended", "--out", tmp_path, "--fresh")
+    assert len(asked) == 6
+
+
+def test_dry_run_shows_runs_and_times_and_does_none(tmp_path: Path, asked: list[str]) -> None:
+    answer = call("pretended", "--dry-run", "--scale", "full", "--out", tmp_path / "none")
+    assert (answer.status, asked) == (0, [])
+    assert re.search(r"one, seed 0 +│ number 100 +│ +100 min", answer.output)
+    assert "2 of 2 runs to do" in answer.output
+    assert not (tmp_path / "none").exists()
+    call("pretended", "--out", tmp_path)
+    answer = call("pretended", "--dry-run", "--seeds", "2", "--fresh", "--out", tmp_path)
+    assert re.search(r"two, seed 0 +│ number 2 +│ +done", answer.output)
+    assert "2 of 4 runs to do" in answer.output
+
+
+def test_list(asked: list[str]) -> None:
+    answer = call("--list")
+    assert (answer.status, asked) == (0, [])
+    for name, title in (("cost", "Cost table"), ("gradients", "Gradients of the statistics")):
+        assert re.search(rf"{name} +│ +{title}", answer.output)
+
+
+@pytest.mark.parametrize("name", ["cost", "gradients"])
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_real_runs_can_be_listed_with_their_times(name: str, scale: str, tmp_path: Path) -> None:
+    answer = call(name, "--dry-run", "--scale", scale, "--out", tmp_path)
+    assert answer.status == 0, answer.errors
+    assert re.search(r"[123] of [123] runs to do(, \d+ at once)?: about \d", answer.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "a name is missing; there is cost, gradients"),
+        (("table1",), "there is no 'table1'; there is cost, gradients"),
+        (("pretended", "--scale", "huge"), "--scale"),
+        (("pretended", "--seeds", "0"), "--seeds"),
+        (("pretended", "--output", __file__), "--output"),
+    ],
+)
+def test_usage_errors(words: tuple[str, ...], complaint: str, asked: list[str]) -> None:
+    answer = call(*words)
+    assert (answer.status, answer.output, asked) == (2, "", [])
+    assert complaint in answer.errors.splitlines()[-1]
+
+
+def test_missing_data_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, "")  # so that it is put back afterwards
+    answer = call("gradients", "--scale", "full", "--out", tmp_path, "--data", tmp_path)
+    assert answer.status == 1
+    assert answer.errors.splitlines()[-1].startswith(f"crossbn: ImageNet is not in {tmp_path}/imagenet/train: ")
+    assert "Traceback" not in answer.errors
+
+
+def test_interruption_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(do: Any, tasks: list[Any], _: int) -> Iterator[Any]:
+        yield tasks[0], do(tasks[0], lambda _: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_all", interrupted)
+    answer = call("pretended", "--out", tmp_path)
+    assert answer.status == 1
+    assert answer.errors.endswith("crossbn: interrupted; the same command again does the runs that are missing\n")
+    assert [each.task.name for each in read_results(tmp_path / "pretended-small.jsonl")] == ["two"]
+
+
+def test_other_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "pretended-small.jsonl"
+    path.write_text("{")
+    answer = call("pretended", "--out", tmp_path)
+    sentence = f"crossbn: line 1 of {path} is not the result of a run; --fresh starts anew\n"
+    assert (answer.status, answer.errors) == (1, sentence)
+    (tmp_path / "file").write_text("")
+    answer = call("pretended", "--out", tmp_path / "file" / "results")
+    assert answer.status == 1
+    assert answer.errors.splitlines()[-1] == f"crossbn: Not a directory: {tmp_path / 'file' / 'results'}"
+
+
+def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "torchvision" else name)
+    answer = call("cost")
+    assert answer.status == 1
+    assert "needs torchvision: pip install 'crossbn[vision]'" in answer.output
