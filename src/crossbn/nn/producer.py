@@ -49,7 +49,8 @@ class Producer:
         self._input = None if repeated else (args[0] if args else kwargs["input"]).detach()
         if repeated or not torch.is_grad_enabled():
             self._weight = None
-        self._node = None if torch.compiler.is_compiling() else getattr(output, "grad_fn", None)
+        known = not (repeated or may_be_replayed() or torch.compiler.is_compiling())
+        self._node = output.grad_fn if known else None
         # Another Parameter in its place is weight surgery: what was remembered is of other weights.
         if not torch.compiler.is_compiling() and module._parameters.get("weight") is not self._parameter:
             self._parameter = module._parameters.get("weight")
@@ -110,7 +111,7 @@ class Producer:
 
     def graft(self) -> Graft | None:
         """Return where to add to the weight's gradient in the present graph, if that is possible."""
-        if self._node is None or may_be_replayed():
+        if self._node is None or is_repetition() or may_be_replayed():
             return None
         return Graft.onto(self._node, self.module._parameters.get("weight"), self.geometry)
 
