@@ -22,6 +22,7 @@ def make_app() -> typer.Typer:
 
     from crossbn.cli.cost import cost
     from crossbn.cli.demo import demo
+    from crossbn.cli.diagnose import diagnose
     from crossbn.cli.reproduce import reproduce
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
@@ -35,6 +36,7 @@ def make_app() -> typer.Typer:
     app.callback()(_describe)  # with a callback, a single verb stays a verb
     app.command()(cost)
     app.command()(demo)
+    app.command()(diagnose)
     app.command()(reproduce)
     return app
 

@@ -1,0 +1,99 @@
+"""A window and a burn-in, from what was measured.
+
+Pooling a step pays as long as its variance, moved to today's weights, is nearer to the true one than the variances of
+single batches are to one another: then it averages away more than it brings in. So
+
+- window: one more than the largest age up to which that holds, on average over layers, in the later half of the
+  measurements;
+- burn-in: until the measurement after the last one, in the earlier half, at which it does not hold for that window.
+
+The truth is that of the whole network.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crossbn.analysis.fidelity_records import WHOLE_NETWORK, Fidelity, FidelityRecord
+from crossbn.analysis.grouping import by_age, by_progress
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to train with.
+
+    Attributes:
+        window: steps to pool, today's included.
+        burn_in: steps of plain BatchNorm first.
+        sentence: both, and why.
+    """
+
+    window: int
+    burn_in: int
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def recommend(records: Sequence[FidelityRecord], window: int, burn_in: int = 0) -> Recommendation:
+    """Recommend a window and a burn-in.
+
+    Args:
+        records: of a training; those whose truth is the whole network count.
+        window: it was trained with; no larger one is recommended.
+        burn_in: it was trained with; no shorter one is recommended.
+
+    Raises:
+        ValueError: if there is no such record.
+
+    Example:
+        >>> found = Fidelity(8, 0.1, 0.05, 0.2, 0.1, 0.3, 0.0)
+        >>> recommend([FidelityRecord(100, "bn1", 1, WHOLE_NETWORK, found)], window=2).sentence[:48]
+        'Window 2 serves: even at age 1 the compensated v'
+    """
+    network = [record for record in records if record.truth == WHOLE_NETWORK]
+    if not network:
+        raise ValueError("there is nothing to recommend from: no layer was compared with the whole network")
+    steps = sorted({record.step for record in network})
+    middle = steps[len(steps) // 2]
+    late = {age: found[WHOLE_NETWORK] for age, found in by_age([r for r in network if r.step >= middle]).items()}
+    reach = 0
+    while reach + 1 in late and _pays(late[reach + 1]):
+        reach += 1
+    if not reach:
+        return Recommendation(1, 0, f"Window 1, plain BatchNorm, or a lower learning rate: {_distance(1, late[1])}.")
+    needed = _burn_in([r for r in network if r.step < middle and r.age <= reach], steps)
+    last = max(burn_in, needed)
+    if reach + 1 < window and reach + 1 in late:
+        reason = f"Window {reach + 1} instead of {window}: {_distance(reach + 1, late[reach + 1])}"
+    else:
+        reason = f"Window {reach + 1} serves: {_distance(reach, late[reach])}"
+    if needed > burn_in:
+        progress = f"a burn-in of {last} steps would let the larger changes at the beginning pass"
+    else:
+        progress = f"the burn-in of {burn_in} steps is long enough" if burn_in else "no burn-in is needed"
+    return Recommendation(reach + 1, last, f"{reason}; {progress}.")
+
+
+def _pays(found: Fidelity) -> bool:
+    assert found.batch_noise is not None, "the whole network is run with two batches at least"
+    return found.compensated_var_error <= found.batch_noise
+
+
+def _burn_in(early: Sequence[FidelityRecord], steps: Sequence[int]) -> int:
+    """Return the first measured step after the last one at which pooling does not pay; 0 if there is none."""
+    failed = [step for step, found in by_progress(early).items() if not _pays(found[WHOLE_NETWORK])]
+    return next(step for step in steps if step > failed[-1]) if failed else 0
+
+
+def _distance(age: int, found: Fidelity) -> str:
+    error, noise = f"{found.compensated_var_error:.1%}", f"{found.batch_noise:.1%}"
+    if _pays(found):
+        return (
+            f"even at age {age} the compensated variance is nearer to the true one ({error} off) than the variances of "
+            f"single batches are to their average ({noise})"
+        )
+    return (
+        f"at age {age} the compensated variance is further from the true one ({error} off) than the variances of "
+        f"single batches are from their average ({noise})"
+    )

@@ -1,0 +1,89 @@
+"""Fidelity as text, for the terminal and for Markdown alike."""
+
+from collections.abc import Mapping, Sequence
+
+from crossbn.analysis.fidelity_records import TRUTHS, WHOLE_NETWORK, Fidelity, FidelityRecord
+from crossbn.analysis.grouping import Averages, by_age, by_layer, by_progress
+from crossbn.report.cost_table import Table
+
+_PARTS = 4  # of the training
+
+
+def fidelity_tables(records: Sequence[FidelityRecord]) -> list[Table]:
+    """Return the tables by age, by progress and by layer, averaged over everything else."""
+    return [
+        _table("By age of the statistics", "age", by_age(records)),
+        _table("By progress of the training", "from step", by_progress(records, _PARTS)),
+        _table("By layer", "layer", by_layer(records)),
+    ]
+
+
+def _table(title: str, key: str, groups: Mapping[int, Averages] | Mapping[str, Averages]) -> Table:
+    columns = [key]
+    for truth in TRUTHS:
+        columns += [f"{truth}: variance", "explained", "mean", "explained"]
+    rows = [(str(name), *_cells(found)) for name, found in groups.items()]
+    return Table(title, (*columns, "batches", "guard"), tuple(rows))
+
+
+def _cells(found: Averages) -> list[str]:
+    cells = []
+    for truth in TRUTHS:
+        each = found.get(truth)
+        if each is None:
+            cells += [""] * 4
+            continue
+        cells += [change(each.naive_var_error, each.compensated_var_error), percent(each.explained_var)]
+        cells += [change(each.naive_mean_error, each.compensated_mean_error), percent(each.explained_mean)]
+    best: Fidelity = found[WHOLE_NETWORK] if WHOLE_NETWORK in found else next(iter(found.values()))
+    noise = "" if best.batch_noise is None else percent(best.batch_noise)
+    return [*cells, noise, percent(best.invalid)]
+
+
+def change(naive: float, compensated: float) -> str:
+    """Return both errors in percent.
+
+    Example:
+        >>> change(0.1234, 0.05)
+        '12.3 → 5.0'
+    """
+    return f"{100 * naive:.1f} → {100 * compensated:.1f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, without the sign for 0.
+
+    Example:
+        >>> percent(0.256), percent(-0.0001)
+        ('25.6', '0.0')
+    """
+    return f"{100 * share:.1f}".replace("-0.0", "0.0") if abs(share) < 5e-4 else f"{100 * share:.1f}"
+
+
+def caption(records: Sequence[FidelityRecord], left_out: Mapping[str, str], context: Mapping[str, str]) -> str:
+    """Say what the numbers are, what was left out, and what they were measured with."""
+    measurements = len({record.step for record in records})
+    text = (
+        "All numbers in percent. Errors of remembered statistics, as they were (naive) → moved to today's weights "
+        "(compensated): variances relative to the true variance of the window, means in its standard deviations. The "
+        "truth: the operator's old input with today's weights (same layer), or the old batch through all layers with "
+        "today's weights, all batches of the window normalized together (whole network; in the errors is also that "
+        "earlier norms had pooled other batches at the time). Explained: the share of the distance that compensation "
+        "takes away. Batches: how far the variances of single batches are from their average. Guard: compensated "
+        f"variances below 0, clipped. {measurements} measurements. "
+    )
+    if left_out:
+        text += f"Left out: {_reasons(left_out)}. "
+    return text + ", ".join(f"{name} {value}" for name, value in context.items()) + "."
+
+
+def _reasons(left_out: Mapping[str, str]) -> str:
+    """Name each reason once, with how many it concerns where they are many."""
+    layers: dict[str, list[str]] = {}
+    for layer, reason in left_out.items():
+        layers.setdefault(reason, []).append(layer)
+    shown = {
+        reason: ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} others"
+        for reason, names in layers.items()
+    }
+    return "; ".join(f"{names}: {reason}" for reason, names in shown.items())
