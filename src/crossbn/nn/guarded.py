@@ -25,24 +25,20 @@ class GuardedBatchNorm(_BatchNorm):
             raise ValueError(f"{self.label}: expected {self.num_features} channels, got {shape}")
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
-        """Run torch's BatchNorm; running statistics that do not stay finite are put back."""
+        """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         assert self.num_batches_tracked is not None
         momentum = 1 / float(self.num_batches_tracked + 1) if self.momentum is None else self.momentum
-        running = self.running_mean, self.running_var
-        copies = self.running_mean.clone(), self.running_var.clone()
-        if not update:
-            return F.batch_norm(x, *copies, self.weight, self.bias, True, momentum, self.eps)
-        y = F.batch_norm(x, *running, self.weight, self.bias, True, momentum, self.eps)
-        with torch.no_grad():
-            finite = all_finite(self.running_var)  # it is not if the mean is not
-            for each, before in zip(running, copies, strict=True):
-                # The native operator moves them without telling autograd, for which this has to be as silent.
-                if isinstance(finite, Tensor):
-                    each.data.copy_(torch.where(finite, each, before))
-                elif not finite:
-                    each.data.copy_(before)
+        mean, var = self.running_mean.clone(), self.running_var.clone()
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
+        if update:
+            finite = all_finite(var)  # it is not if the mean is not
+            for running, moved in ((self.running_mean, mean), (self.running_var, var)):
+                if finite is True:
+                    running.copy_(moved)
+                elif isinstance(finite, Tensor):
+                    running.copy_(torch.where(finite, moved, running))
             self.num_batches_tracked += 1 if finite is True else finite
         return y
 
