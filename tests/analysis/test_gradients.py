@@ -45,7 +45,7 @@ def test_one_projection_is_exact_for_a_layer_s_own_weights(model: nn.Sequential,
 
 
 def test_expectation_is_the_norm_of_the_full_jacobian(model: nn.Sequential, batch: Tensor) -> None:
-    probes = 1000
+    probes = 300
     last = gradient_norms(model, batch, probes=probes)[-1]
     assert last.operators == ("6", "3", "0")
     samples = _samples(model, batch, probes)
@@ -56,7 +56,7 @@ def test_expectation_is_the_norm_of_the_full_jacobian(model: nn.Sequential, batc
         ):
             truth = jacobian.square().sum().item()
             standard_error = sampled[:, place].std().item() / probes**0.5
-            assert standard_error < 0.05 * truth
+            assert standard_error < 0.1 * truth
             assert abs(estimate - truth) < 4 * standard_error + 1e-9 * truth
 
 

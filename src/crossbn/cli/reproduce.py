@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -64,8 +64,8 @@ def reproduce(
             _print_plan(experiment, progress)
             return
         _carry_on(experiment, progress)
-        text = _write(name, experiment, scale, progress)
-    _print(text)
+        table = _write(name, experiment, scale, progress)
+    _print(table, justify="right")
     for note in [*experiment.notes(scale), surroundings(progress.results)]:
         typer.echo(f"\n{note}")
 
@@ -76,14 +76,15 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     rows = [
         (
             f"{task.name}, seed {task.seed}",
-            ", ".join(f"{name} {value}" for name, value in task.settings.items()),
+            ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in task.settings.items()),
             in_words(seconds[task.key]) if task.key in todo else "done",
         )
         for task in progress.tasks
     ]
     _print(Table(experiment.TITLE, ("run", "settings", "about"), tuple(rows)))
     processes = runner.processes_of(experiment)
-    total = in_words(sum(seconds[key] for key in todo) / min(processes, max(1, len(todo))))
+    missing = [seconds[key] for key in todo]
+    total = in_words(max(sum(missing) / processes, *missing, 0.0))
     beside = f", {processes} at once" if processes > 1 else ""
     typer.echo(f"{len(todo)} of {len(progress.tasks)} runs to do{beside}: about {total} on this machine.")
 
@@ -128,12 +129,12 @@ def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Pro
     return table
 
 
-def _print(table: Table) -> None:
+def _print(table: Table, justify: Literal["left", "right"] = "left") -> None:
     console = Console()
     for part in table.cut(_COLUMNS):
         shown = Shown(title=part.title or None, title_justify="left")
         for i, column in enumerate(part.columns):
-            shown.add_column(column, justify="right" if i and part.columns[1] != "settings" else "left")
+            shown.add_column(column, justify=justify if i else "left")
         for row in part.rows:
             shown.add_row(*row)
         console.print(shown)
