@@ -1,4 +1,4 @@
-"""The code in docstrings and in the README runs and prints what it says."""
+"""The code in docstrings, in the README and in docs runs and prints what it says."""
 
 import doctest
 import importlib
@@ -17,7 +17,9 @@ MODULES = [
     for info in pkgutil.walk_packages(crossbn.__path__, "crossbn.")
     if info.name.split(".")[1] not in ("cli", "report", "experiments")
 ]
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -34,10 +36,31 @@ def test_some_examples_exist() -> None:
 
 
 def test_readme_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) >= 4
     monkeypatch.chdir(tmp_path)
+    assert run_blocks(README) >= 4
+
+
+@pytest.mark.parametrize("document", DOCUMENTS[1:], ids=lambda document: document.name)
+def test_code_of_docs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks(document)
+
+
+def run_blocks(document: Path) -> int:
+    """Run the Python blocks of a document one after another in one namespace; return how many there are."""
+    blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
     torch.manual_seed(0)
     namespace: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, str(README), "exec"), namespace)
+        exec(compile(block, str(document), "exec"), namespace)
+    return len(blocks)
+
+
+def test_derivation_is_among_the_docs() -> None:
+    assert ROOT / "docs" / "derivation.md" in DOCUMENTS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", document.read_text())
+    assert [t for t in targets if "://" not in t and not (document.parent / t).exists()] == []
