@@ -69,8 +69,10 @@ def test_nothing_is_kept_or_hooked_between_measurements() -> None:
     for step in range(8):
         probe.step(batch(step))
         train_step(batch(step))
-        held.append((len(probe._kept), len(model[0]._forward_hooks) - hooks))
-    assert held == [(0, 0), (0, 0), (0, 0), (0, 0), (1, 1), (2, 1), (0, 0), (0, 0)]
+        inputs = sum(len(kept.inputs) for kept in probe._kept)
+        held.append((len(probe._kept), inputs, len(model[0]._forward_hooks) - hooks))
+    nothing = (0, 0, 0)
+    assert held == [nothing, nothing, (1, 0, 0), (2, 0, 0), (3, 2, 1), (4, 4, 1), nothing, nothing]
     assert {record.step for record in probe.records} == {6}
 
 
@@ -105,9 +107,9 @@ def test_a_batch_that_is_not_finite_is_not_looked_back_on() -> None:
         probe.step(x)
         model(x)
     found = probe.step(batches[5])
-    assert {(r.age, r.truth) for r in found} == {(a, truth) for a in (1, 2) for truth in (SAME_LAYER, WHOLE_NETWORK)}
-    same = [r.fidelity for r in found if r.truth == SAME_LAYER]
-    assert all(each.naive_var_error < 1e-5 for each in same)  # each compared with its own batch
+    assert {r.age for r in found if r.truth == SAME_LAYER} == {1, 2}  # inputs are kept of the last three steps
+    assert {r.age for r in found if r.truth == WHOLE_NETWORK} == {1, 2, 3}
+    assert all(r.fidelity.naive_var_error < 1e-5 for r in found)  # each is compared with its own batch
     assert probe.left_out == {}
 
 

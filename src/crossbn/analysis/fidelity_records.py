@@ -87,8 +87,8 @@ class FidelityRecord:
         step: training steps before the measurement.
         layer: the norm; of a concatenation with its run of channels, "norm[0:64]".
         age: how many steps ago the statistics were remembered, from 1.
-        truth: "same layer", the old input of the operator with today's weights, or "whole network", the old batch
-            through all layers with today's weights.
+        truth: "same layer", the old input of the operator with today's weights, or "whole network", the old step
+            done again with today's weights in all layers, every norm pooling what it pooled then.
         fidelity: the errors.
     """
 

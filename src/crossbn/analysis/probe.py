@@ -15,6 +15,8 @@ from crossbn.analysis.fidelity_records import SAME_LAYER, WHOLE_NETWORK, Fidelit
 from crossbn.analysis.runs import Run, find_runs
 from crossbn.analysis.truth import network_moments, same_layer_moments
 from crossbn.analysis.undisturbed import undisturbed
+from crossbn.convert import cross_iteration_norms
+from crossbn.nn import CrossIterBatchNorm
 from crossbn.nn.replay import Pass, current_pass
 
 
@@ -24,6 +26,7 @@ class _Kept:
 
     call: Call
     pushed: dict[str, int]
+    windows: dict[CrossIterBatchNorm, int]
     inputs: dict[nn.Module | None, Tensor] = field(default_factory=dict)
 
 
@@ -31,10 +34,10 @@ class FidelityProbe:
     """Measures, every `every` training steps, how far remembered statistics are from the true ones.
 
     It changes nothing: the training is bit for bit the one without it. In the window - 1 steps before a measurement it
-    keeps references to the batches and to the inputs of the operators that feed the layers (about as much memory as
-    the activations of these steps; `layers` limits it), at the measurement it runs those batches once without
-    gradients, and otherwise it does nothing. Batches must not be overwritten in place. For models that run eagerly;
-    of a wrapper (DDP) give the module inside.
+    keeps the inputs of the operators that feed the layers (about as much memory as the activations of these steps;
+    `layers` limits it), in twice as many the batches. At the measurement it runs those batches once without gradients,
+    and otherwise it does nothing. Nothing is copied: batches must not be overwritten in place. For models that run
+    eagerly; of a wrapper (DDP) give the module inside.
 
     Args:
         model: converted.
@@ -63,6 +66,7 @@ class FidelityProbe:
         self.left_out: dict[str, str] = {}
         self.steps = 0
         self._runs = find_runs(model, layers)
+        self._norms = list(cross_iteration_norms(model).values())
         for run in self._runs:
             if run.operator is None:
                 feeder = "a sum" if run.source.producers else "no operator"
@@ -106,21 +110,27 @@ class FidelityProbe:
             self._measuring = True
             try:
                 with undisturbed(self.model):
-                    found = self._measure(call)
+                    found = self._measure()
             finally:
                 self._measuring = False
             self.records += found
-        memory = max(run.norm.settings.window for run in self._runs) - 1
-        if self.every - self.steps % self.every <= memory:
-            self._watch()
-            self._kept = [*self._kept, _Kept(call, self._pushed())][-memory:]
-        else:
-            self._forget()
+        self._keep(call)
         self.steps += 1
         return found
 
-    def _watch(self) -> None:
-        if not self._watches:
+    def _keep(self, call: Call) -> None:
+        """Keep the step if the next measurement looks back on it."""
+        memory = max(norm.settings.window for norm in self._norms) - 1
+        ahead = self.every - self.steps % self.every
+        if ahead > 2 * memory:
+            self._forget()
+            return
+        # The steps before those that are compared are there for what the norms pooled at these.
+        windows = {norm: min(int(norm.sources[0].history.pushed) + 1, norm.settings.window) for norm in self._norms}
+        self._kept = [*self._kept, _Kept(call, self._pushed(), windows)][-2 * memory :]
+        for old in self._kept[:-memory]:
+            old.inputs.clear()
+        if ahead <= memory and not self._watches:
             operators = dict.fromkeys(run.operator for run in self._runs if run.operator is not None)
             self._watches = [each.register_forward_hook(self._see_operator, with_kwargs=True) for each in operators]
 
@@ -136,21 +146,23 @@ class FidelityProbe:
     def _pushed(self) -> dict[str, int]:
         return {run.layer: int(run.source.history.pushed) for run in self._runs}
 
-    def _measure(self, call: Call) -> list[FidelityRecord]:
+    def _measure(self) -> list[FidelityRecord]:
         now = self._pushed()
         ages = {run.layer: self._ages(run, now) for run in self._runs}
-        # A batch that nobody remembers was not finite.
+        # A batch that nobody remembers was not finite, or belongs to burn-in.
         used = [i for i in range(len(self._kept)) if any(i in known for known in ages.values())]
         if not used:
             return []
+        steps = [self._kept[i] for i in used]
+        windows = {norm: [step.windows[norm] for step in steps] for norm in self._norms}
         truths: dict[str, Moments | str]
         try:
-            truths = network_moments(self.model, self._runs, [*(self._kept[i].call for i in used), call])
+            truths = network_moments(self.model, self._runs, [step.call for step in steps], windows)
         except BatchError as error:
             truths = dict.fromkeys(ages, str(error))
         found = []
         for run in self._runs:
-            known = ages[run.layer]
+            known = {i: age for i, age in ages[run.layer].items() if age <= run.source.history.slots}
             seen = {i: self._kept[i].inputs[run.operator] for i in known if run.operator in self._kept[i].inputs}
             if run.operator is not None and seen:
                 truth = same_layer_moments(run, run.operator, list(seen.values()))
@@ -161,13 +173,13 @@ class FidelityProbe:
         return found
 
     def _ages(self, run: Run, now: dict[str, int]) -> dict[int, int]:
-        """Return the ages of the kept steps that the run remembers; a step has one entry in its history, or none."""
+        """Return the ages of the kept steps that entered the run's history, each of them once."""
         if run.norm.settings.active_group is not None:
             self.left_out[run.layer] = "its statistics are those of several processes"
             return {}
         pushed = [kept.pushed[run.layer] for kept in self._kept] + [now[run.layer]]
         ages = {i: pushed[-1] - pushed[i] for i in range(len(self._kept)) if pushed[i + 1] - pushed[i] == 1}
-        return {i: age for i, age in ages.items() if 1 <= age <= run.source.history.slots}
+        return {i: age for i, age in ages.items() if age > 0}  # unless it has been cleared since
 
     def _compare(self, run: Run, kind: str, truth: Moments | str, rows: dict[int, int]) -> list[FidelityRecord]:
         """Compare what is remembered of each age with the row of the truth that is of that age."""

@@ -39,7 +39,7 @@ def recommend(records: Sequence[FidelityRecord], window: int, burn_in: int = 0) 
     """Recommend a window and a burn-in.
 
     Args:
-        records: of a training; those whose truth is the whole network count.
+        records: of a training; those count whose truth is the whole network, with two batches at least.
         window: it was trained with; no larger one is recommended.
         burn_in: it was trained with; no shorter one is recommended.
 
@@ -51,7 +51,7 @@ def recommend(records: Sequence[FidelityRecord], window: int, burn_in: int = 0) 
         >>> recommend([FidelityRecord(100, "bn1", 1, WHOLE_NETWORK, found)], window=2).sentence[:48]
         'Window 2 serves: even at age 1 the compensated v'
     """
-    network = [record for record in records if record.truth == WHOLE_NETWORK]
+    network = [r for r in records if r.truth == WHOLE_NETWORK and r.fidelity.batch_noise is not None]
     if not network:
         raise ValueError("there is nothing to recommend from: no layer was compared with the whole network")
     steps = sorted({record.step for record in network})
@@ -76,7 +76,7 @@ def recommend(records: Sequence[FidelityRecord], window: int, burn_in: int = 0) 
 
 
 def _pays(found: Fidelity) -> bool:
-    assert found.batch_noise is not None, "the whole network is run with two batches at least"
+    assert found.batch_noise is not None, "records without it do not count"
     return found.compensated_var_error <= found.batch_noise
 
 

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from crossbn.analysis.batches import Call, count_examples, join_calls
 from crossbn.analysis.comparison import Moments
+from crossbn.analysis.exact_pooling import Windows, exact_pooling, split_steps
 from crossbn.analysis.runs import Run
-from crossbn.analysis.undisturbed import with_batch_statistics
 from crossbn.functional import batch_moments
-from crossbn.nn import CrossIterBatchNorm
+
+SEVERAL = "it runs several times in a forward"
+UNUSED = "it does not run"
 
 
 def same_layer_moments(run: Run, operator: nn.Module, inputs: Sequence[Tensor]) -> Moments:
@@ -28,51 +30,46 @@ def same_layer_moments(run: Run, operator: nn.Module, inputs: Sequence[Tensor]) 
     return _stack(found)
 
 
-def network_moments(model: nn.Module, runs: Sequence[Run], calls: Sequence[Call]) -> dict[str, Moments | str]:
-    """Return the moments of each run for each batch, all of them normalized together with today's weights.
+def network_moments(
+    model: nn.Module, runs: Sequence[Run], calls: Sequence[Call], windows: Windows
+) -> dict[str, Moments | str]:
+    """Return the moments of each run at each of several steps that are done again with today's weights.
 
-    Every norm takes its statistics of all the batches: what pooling over the window would give if nothing were
-    outdated. To be called inside `undisturbed`.
+    At each step every norm pools as many steps as it did then, exactly: no statistics are outdated. Norms that
+    are left alone, if they look at the batch, look at all steps together. To be called inside `undisturbed`.
 
     Args:
         model: converted, in training mode.
         runs: what to look at.
-        calls: a batch each.
+        calls: the steps, the oldest first.
+        windows: of every cross-iteration norm at each step.
 
     Returns:
         By layer, the moments without bias, or a phrase that says why there are none.
 
     Raises:
-        BatchError: if the batches cannot be put together.
+        BatchError: if the batches cannot be put together, or told apart again.
     """
     sizes = [count_examples(call) for call in calls]
     joined = join_calls(calls)
-    found: dict[str, Moments | str] = {run.layer: "it does not run" for run in runs}
-    called: set[str] = set()
+    found: dict[str, Moments | str] = {}
 
     def look_for(run: Run) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def look(_: nn.Module, args: tuple[Any, ...]) -> None:
-            x = args[0][:, run.channels]
-            if run.layer in called:
-                found[run.layer] = "it runs several times in a forward"
-            elif len(x) % sum(sizes):
-                found[run.layer] = f"its input of {len(x)} rows cannot be told apart into {sum(sizes)} examples"
-            else:
-                parts = x.split([size * (len(x) // sum(sizes)) for size in sizes])
-                found[run.layer] = _stack([_moments(part, run) for part in parts])
-            called.add(run.layer)
+            parts = split_steps(args[0][:, run.channels], sizes, run.layer)
+            again = run.layer in found
+            found[run.layer] = SEVERAL if again else _stack([_moments(part, run) for part in parts])
 
         return look
 
-    norms = [module for module in model.modules() if isinstance(module, CrossIterBatchNorm)]
     handles = [run.norm.register_forward_pre_hook(look_for(run)) for run in runs]
     try:
-        with with_batch_statistics(norms):
+        with exact_pooling(sizes, windows):
             model(*joined.args, **joined.kwargs)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return {run.layer: found.get(run.layer, UNUSED) for run in runs}
 
 
 def _moments(x: Tensor, run: Run) -> tuple[Tensor, Tensor, int]:

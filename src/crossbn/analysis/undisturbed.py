@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from crossbn.nn import CrossIterBatchNorm
-
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Let forwards inside change nothing: no gradients, buffers are copies, random numbers are drawn twice.
+    """Let forwards inside change nothing: no gradients, buffers are copies, random numbers will be drawn again.
 
     Histories stay as they are, as in every forward without gradients.
 
@@ -38,19 +35,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer in own:
             module._buffers[name] = buffer
-
-
-@contextmanager
-def with_batch_statistics(norms: list[CrossIterBatchNorm]) -> Iterator[None]:
-    """Let the norms be BatchNorm, which takes statistics of what it is given; their histories are not touched."""
-    settings = [norm.settings for norm in norms]
-    try:
-        for norm in norms:
-            norm.settings = replace(norm.settings, window=1, sync=False)
-        yield
-    finally:
-        for norm, own in zip(norms, settings, strict=True):
-            norm.settings = own
 
 
 def _devices(model: nn.Module) -> dict[str, list[int]]:

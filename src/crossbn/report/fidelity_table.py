@@ -65,12 +65,11 @@ def caption(records: Sequence[FidelityRecord], left_out: Mapping[str, str], cont
     measurements = len({record.step for record in records})
     text = (
         "All numbers in percent. Errors of remembered statistics, as they were (naive) → moved to today's weights "
-        "(compensated): variances relative to the true variance of the window, means in its standard deviations. The "
-        "truth: the operator's old input with today's weights (same layer), or the old batch through all layers with "
-        "today's weights, all batches of the window normalized together (whole network; in the errors is also that "
-        "earlier norms had pooled other batches at the time). Explained: the share of the distance that compensation "
-        "takes away. Batches: how far the variances of single batches are from their average. Guard: compensated "
-        f"variances below 0, clipped. {measurements} measurements. "
+        "(compensated): variances relative to the true variance of all batches looked at, means in its standard "
+        "deviations. The truth: the operator's old input with today's weights (same layer), or the old step done again "
+        "with today's weights in all layers, each norm pooling the same batches as then (whole network). Explained: "
+        "the share of the distance that compensation takes away. Batches: how far the variances of single batches are "
+        f"from their average. Guard: compensated variances below 0, clipped. {measurements} measurements. "
     )
     if left_out:
         text += f"Left out: {_reasons(left_out)}. "
