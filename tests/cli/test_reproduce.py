@@ -56,6 +56,7 @@ def test_table_with_the_paper_s_numbers_on_the_terminal_and_in_markdown(tmp_path
 def test_finished_runs_are_not_repeated(tmp_path: Path, asked: list[str]) -> None:
     first = call("pretended", "--out", tmp_path)
     assert asked == ["two 0", "one 0"]
+    assert "two, seed 0: done in 1 s" in first.errors
     again = call("pretended", "--out", tmp_path)
     assert len(asked) == 2
     assert again.output == first.output

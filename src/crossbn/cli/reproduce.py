@@ -102,8 +102,8 @@ def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
         with closing(runner.carry_on(experiment, progress)) as events:
             for task, news in events:
                 if isinstance(news, Result):
-                    done = f"{_label(task)}: {in_words(news.seconds)}"
-                    shown.update(bars[task.key], completed=1.0, description=done)
+                    shown.console.print(f"{_label(task)}: done in {in_words(news.seconds)}")
+                    shown.update(bars[task.key], completed=1.0, description=_label(task))
                 else:
                     shown.start_task(bars[task.key])
                     told = f"{_label(task)}: {news.phrase}"
