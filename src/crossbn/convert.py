@@ -22,6 +22,7 @@ from crossbn.nn import (
 from crossbn.nn.producer import Producer
 from crossbn.nn.source import Source
 from crossbn.pairing import Pairing, Segment, find_pairs
+from crossbn.reach import Reach, find_reach
 from crossbn.schedules import window_for
 
 _CONVERTED: dict[str, type[CrossIterBatchNorm]] = {
@@ -46,6 +47,7 @@ def convert_(
     sync: bool = False,
     process_group: dist.ProcessGroup | None = None,
     history_dtype: torch.dtype | None = None,
+    layers: int = 1,
     unpaired: str = "pool",
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     pairs: Mapping[str, str | Sequence[str]] | None = None,
@@ -68,6 +70,8 @@ def convert_(
         sync: pool over processes too. A `SyncBatchNorm` is synchronized in any case.
         process_group: the processes, with `sync`.
         history_dtype: torch.bfloat16 halves the memory of the history.
+        layers: 2 compensates for the weights of the operator before the previous norm as well. Slow, and memory for
+            each norm's channels times that operator's weights: for small networks.
         unpaired: what becomes of a norm that no linear operator feeds: "pool", "bn" (left alone) or "error".
         filter_fn: called with module and qualified name; the norms for which it is false are left alone.
         pairs: producers of norms by qualified name, where the model's graph does not tell or is not to be believed.
@@ -75,7 +79,8 @@ def convert_(
 
     Raises:
         ValueError: for both or neither of `window` and `batch_size`, a setting out of range, a name in `pairs` that
-            the model does not have, a lazy module without a shape, or an unpaired norm with `unpaired="error"`.
+            the model does not have, a lazy module without a shape, an unpaired norm with `unpaired="error"`, or a norm
+            that `layers=2` cannot be had for.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
@@ -92,15 +97,20 @@ def convert_(
         sync,
         process_group,
         history_dtype,
+        layers,
     )
     if unpaired not in ("pool", "bn", "error"):
         raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
     pairings = {**find_pairs(model, example_inputs), **_given_pairs(model, pairs or {})}
     plan = {name: _decide(model, pairing, order, unpaired, filter_fn) for name, pairing in pairings.items()}
+    reach = find_reach(model, pairings, plan, settings) if layers > 1 else {}
+    for name, (_, reason) in reach.items():
+        plan[name] = replace(plan[name], reason=f"{plan[name].reason}; {reason}")
     feeds = _Feeds(model)
     for name, record in plan.items():
         if record.status != LEFT:
             _convert_norm_(model.get_submodule(name), name, pairings[name].segments, settings, feeds)
+            _extend_(model.get_submodule(name), model, reach.get(name))
     return ConversionReport(tuple(plan.values()))
 
 
@@ -231,6 +241,14 @@ def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], sett
         return
     norm.settings = settings
     norm.feed_([feeds.source(segment, norm) for segment in segments])
+
+
+def _extend_(norm: nn.Module, model: nn.Module, reach: Reach | None) -> None:
+    assert isinstance(norm, CrossIterBatchNorm)
+    operator = None if reach is None or reach.operator is None else model.get_submodule(reach.operator)
+    deeper = norm.sources[0].deeper
+    if operator is not (None if deeper is None else deeper.module):
+        norm.reach_(operator)
 
 
 def _type_name(module: nn.Module) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.functional import all_finite, batch_moments, geometry_of, is_linear_operator, normalize
+from crossbn.nn.deeper import check_reach, refuse_unfit_step
 from crossbn.nn.guarded import GuardedBatchNorm
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
@@ -46,7 +47,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     Example:
         >>> conv = nn.Conv2d(3, 8, 3, bias=False)
-        >>> norm = CrossIterBatchNorm2d(8, window=4).attach_(conv)
+        >>> norm = CrossIterBatchNorm(8, window=4).attach_(conv)
         >>> norm(conv(torch.randn(2, 3, 6, 6))).shape
         torch.Size([2, 8, 4, 4])
     """
@@ -74,10 +75,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         sync: bool = False,
         process_group: dist.ProcessGroup | None = None,
         history_dtype: torch.dtype | None = None,
+        layers: int = 1,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        settings = Settings(window, burn_in, order, positions, backward, invalid, sync, process_group, history_dtype)
-        self.adopt_(settings, like=torch.empty(0, device=device, dtype=dtype))
+        pooling = window, burn_in, order, positions, backward, invalid, sync, process_group, history_dtype, layers
+        self.adopt_(Settings(*pooling), like=torch.empty(0, device=device, dtype=dtype))
 
     def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
         """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
@@ -109,15 +111,19 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         known = (self.weight, self.running_mean, *(source.history["mean"] for source in self.sources))
         return next(tensor for tensor in (*known, torch.empty(0)) if tensor is not None)
 
-    def attach_(self, *producers: nn.Module) -> CrossIterBatchNorm:
+    def attach_(self, *producers: nn.Module, earlier: nn.Module | None = None) -> CrossIterBatchNorm:
         """Name the convolution, transposed convolution or linear layer whose output is normalized.
 
         Several producers are summed into it (`norm(conv1(a) + conv2(b) + rest)`).
+        With layers=2, `earlier` is the operator before the previous norm: conv1 in `norm2(conv2(norm1(conv1(a))))`.
 
         Raises:
             TypeError: if a producer is something else.
             ValueError: if it has another number of channels than the norm.
+                With `earlier`, if layers is 1 or there is not one producer.
         """
+        if earlier is not None:
+            check_reach(self.label, self.settings, earlier, len(producers))
         for module in producers:
             if not is_linear_operator(module):
                 raise TypeError(
@@ -130,6 +136,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 )
         watched = tuple(Producer(module) for module in producers)
         self.feed_([Source(self.num_features, watched, self.settings, self.like)])
+        if earlier is not None:
+            self.reach_(earlier)
         return self
 
     def feed_(self, sources: list[Source]) -> None:
@@ -142,6 +150,10 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             source.readers += 1
             self._segments.append(Segment(source, start, start + source.channels))
             start += source.channels
+
+    def reach_(self, operator: nn.Module | None) -> None:
+        """Compensate for the weight of `operator`, the one before the previous norm, as well; None for no longer."""
+        self.sources[0].reach_(operator, self.settings)
 
     def is_fed_by(self, feeds: list[tuple[int, tuple[nn.Module, ...]]]) -> bool:
         """Tell whether the norm's sources have these channels and operators."""
@@ -165,6 +177,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if x.numel() == 0:
             return self._batch_norm(x, update=False)
         run = current_pass()
+        if self.settings.layers > 1:
+            refuse_unfit_step(self.label, run)
         record = self._ledger.find(batch_moments(x.detach())[0]) if run is Pass.REPLAY else None
         if record is not None:
             if record.statistics is None:
@@ -192,8 +206,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         burn_in = self.settings.burn_in
         return burn_in > 0 and not torch.compiler.is_compiling() and int(self.burnt) < burn_in
 
-    def _statistics(self, x: Tensor, remember: bool, pooling: bool) -> list[Statistics]:
-        x = x.detach()
+    def _statistics(self, whole: Tensor, remember: bool, pooling: bool) -> list[Statistics]:
+        x = whole.detach()
         active: bool | Tensor = pooling
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
@@ -207,7 +221,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         ]
         finite = all_finite(*(var for _, _, (_, var) in fresh))  # it is not if the mean is not
         for source, part, moments in fresh:
-            source.observe(part, moments, finite, active, remember, self)
+            seen = part if source.deeper is None else whole  # which it feeds alone
+            source.observe(seen, moments, finite, active, remember, self)
         return [source.current for source in self.sources if source.current is not None]
 
     def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
@@ -216,6 +231,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             followed = self.sources[0].sole_followed(statistics[0]) if len(statistics) == 1 else None
             if followed is None:
                 pairs = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
+            if statistics[0].earlier is not None and (deeper := self.sources[0].deeper) is not None:
+                pairs = [deeper.follow(*pairs[0], statistics[0].earlier)]
         mean, var = (_joined(column) for column in zip(*pairs, strict=True))
         share = _joined([each.share for each in statistics], statistics)
         group, count = self.settings.active_group, statistics[0].positions
@@ -274,36 +291,3 @@ def _joined(parts: Sequence[Tensor], statistics: Sequence[Statistics] = ()) -> T
     return torch.cat(
         [part.expand_as(each.mean) for part, each in zip(parts, statistics, strict=True)] if statistics else list(parts)
     )
-
-
-class CrossIterBatchNorm1d(CrossIterBatchNorm):
-    """`CrossIterBatchNorm` for input [N, C] or [N, C, L]."""
-
-    rank = (2, 3)
-
-    @classmethod
-    def plain_type(cls) -> type[_BatchNorm]:
-        """Return torch's norm."""
-        return nn.BatchNorm1d
-
-
-class CrossIterBatchNorm2d(CrossIterBatchNorm):
-    """`CrossIterBatchNorm` for input [N, C, H, W]."""
-
-    rank = (4,)
-
-    @classmethod
-    def plain_type(cls) -> type[_BatchNorm]:
-        """Return torch's norm."""
-        return nn.BatchNorm2d
-
-
-class CrossIterBatchNorm3d(CrossIterBatchNorm):
-    """`CrossIterBatchNorm` for input [N, C, D, H, W]."""
-
-    rank = (5,)
-
-    @classmethod
-    def plain_type(cls) -> type[_BatchNorm]:
-        """Return torch's norm."""
-        return nn.BatchNorm3d

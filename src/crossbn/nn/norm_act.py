@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.nn.cross_iteration import CrossIterBatchNorm2d
+from crossbn.nn.ranks import CrossIterBatchNorm2d
 
 
 class CrossIterBatchNormAct2d(CrossIterBatchNorm2d):

@@ -22,6 +22,7 @@ class Settings:
         sync: pool over the processes of `process_group` as well.
         process_group: None for all processes.
         history_dtype: torch.bfloat16 halves the memory of what is remembered; None for the statistics' own type.
+        layers: 2 compensates for the weights before the previous norm as well, see `deeper`; slow, for small networks.
     """
 
     window: int = 4
@@ -33,6 +34,7 @@ class Settings:
     sync: bool = False
     process_group: dist.ProcessGroup | None = None
     history_dtype: torch.dtype | None = None
+    layers: int = 1
 
     def __post_init__(self) -> None:
         _check_integer("window", self.window, 1)
@@ -44,6 +46,11 @@ class Settings:
         _check_choice("sync", self.sync, (True, False))
         _check_choice("invalid", self.invalid, ("max", "drop"))
         _check_choice("history_dtype", self.history_dtype, (None, torch.bfloat16))
+        _check_choice("layers", self.layers, (1, 2))
+        if self.layers == 2 and self.order != 1:
+            raise ValueError(f"layers=2 is of order 1, got order={self.order}")
+        if self.layers == 2 and self.sync:
+            raise ValueError("layers=2 does not work with sync=True")
 
     @property
     def active_group(self) -> dist.ProcessGroup | None:

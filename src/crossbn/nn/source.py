@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crossbn import functional as C  # the library's F
+from crossbn.nn.deeper import Deeper
 from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes, make_form, total
 from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
@@ -52,6 +53,7 @@ class Source:
         self.channels = channels
         self.producers = producers
         self.direct = direct
+        self.deeper: Deeper | None = None
         self.readers = 0
         self._current: Statistics | None = None
         self._followed: tuple[Tensor, Tensor] | None = None
@@ -65,7 +67,16 @@ class Source:
 
     def _shapes(self) -> Shapes:
         shapes: Shapes = {"mean": (self.channels,), "var": (self.channels,), "count": ()}
-        return shapes if self.form is None else shapes | self.form.shapes(self.channels)
+        if self.form is not None:
+            shapes |= self.form.shapes(self.channels)
+        return shapes if self.deeper is None else shapes | self.deeper.shapes(self.channels)
+
+    def reach_(self, operator: nn.Module | None, settings: Settings) -> None:
+        """Compensate for the weight of `operator`, the one before the previous norm, too; None for no longer."""
+        if self.deeper is not None:
+            self.deeper.release()
+        self.deeper = None if operator is None else Deeper(operator, self)
+        self.configure_(settings)
 
     def configure_(self, settings: Settings) -> None:
         """Fit the history to new settings; it is kept unless it lacks what they need."""
@@ -94,6 +105,8 @@ class Source:
         """Stop feeding a norm; the last one lets go of the producers."""
         self.readers -= 1
         if not self.readers:
+            if self.deeper is not None:
+                self.deeper.release()
             for producer in self.producers:
                 producer.release(self)
 
@@ -114,7 +127,7 @@ class Source:
         """Compute the statistics at this step, unless that is done.
 
         Args:
-            x: the channels that this source feeds, [N, C, ...].
+            x: the channels that this source feeds, [N, C, ...]; with their graph if it has to reach deeper.
             moments: its mean and biased variance.
             finite: whether the moments of all the norm's channels are.
             active: where false the window is 1 and nothing is remembered.
@@ -163,8 +176,8 @@ class Source:
         mean, var = rings["mean"], rings["var"]
         weights = [producer.weight_value().to(mean.dtype) for producer in self.producers]
         shifted = mean, var
-        if self.form is not None and weights:
-            shifted = C.compensate(mean, var, *self.form.recollect(rings, weights).drift)
+        if (past := self._recollect(rings, weights)) is not None:
+            shifted = C.compensate(mean, var, *past.drift)
         return Past(mean[order], var[order], shifted[0][order], shifted[1][order])
 
     def _observe(
@@ -179,12 +192,14 @@ class Source:
     ) -> Statistics:
         settings, history = norm.settings, self.history
         history.move_(mean)
+        if self.deeper is not None:
+            self.deeper.forget_replaced()
         used = self.producers if self.form is not None and settings.window > 1 else ()
         weights = [producer.weight_value().to(mean.dtype) for producer in used]
         biases = [producer.bias.to(mean.dtype) for producer in used if producer.bias is not None]
         bias = total(biases) if biases else None
         rings, present = history.recall()
-        past = self.form.recollect(rings, weights) if self.form is not None and weights else None
+        past = self._recollect(rings, weights)
         today = Today(mean, var, x.numel() // x.shape[1], finite, None if past is None else past.drift, None)
         if (group := settings.active_group) is not None:
             today = join(today, group)
@@ -201,6 +216,13 @@ class Source:
             history.push(*self._row(seen, accept))
         return statistics
 
+    def _recollect(self, rings: dict[str, Tensor], weights: list[Tensor]) -> Recollection | None:
+        """Return what the remembered steps tell at these weights; None if they are not compensated."""
+        if self.form is None or not weights:
+            return None
+        past = self.form.recollect(rings, weights)
+        return past if self.deeper is None else past._replace(drift=self.deeper.add_drift(rings, past.drift))
+
     def _row(self, seen: Observation, accept: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
         """Return what to remember of today, and whether to."""
         mean = seen.today.mean
@@ -208,6 +230,9 @@ class Source:
         row["count"] = torch.as_tensor(seen.today.positions, device=mean.device)
         if self.form is not None and seen.weights:
             row |= self.form.remember(seen, self.history)
+            if self.deeper is not None:
+                row |= (earlier := self.deeper.remember(seen.x, mean, seen.label))
+                accept = accept & C.all_finite(*earlier.values())
             # Inputs that a stride skips may be infinite without the moments knowing.
             for i, producer in enumerate(self.producers):
                 if not producer.geometry.reads_every_input and (grad := row.get(f"{i}.mean_grad")) is not None:
@@ -231,11 +256,14 @@ class Source:
         pooled = C.pool(today.mean, today.var, past_mean, past_var, present, settings.invalid)
         jacobians: tuple[C.Jacobian, ...] = ()
         bias_jacobian = None
+        earlier = None
         through = settings.backward == "through" and len(past_mean) > 0
         if through and self.form is not None and past is not None and today.drift is not None:
             towards = (pooled.weight + pooled.weight) * pooled.deviation
             influence = Influence(pooled.weight, pooled.weight * pooled.valid, towards)
             jacobians = self.form.jacobians(rings, past._replace(drift=today.drift), influence)
+            if self.deeper is not None:
+                earlier = self.deeper.jacobian(rings, today.drift, influence)
             if bias is not None:
                 local = 1 if today.local is None else today.local
                 bias_jacobian = pooled.weight.sum(0) * local, towards.sum(0) * local
@@ -256,6 +284,7 @@ class Source:
             today.finite,
             jacobians,
             bias_jacobian,
+            earlier,
         )
 
 

@@ -9,6 +9,13 @@ from torch import Tensor
 from crossbn.functional import Jacobian, join_moments
 
 
+class DenseJacobian(NamedTuple):
+    """How pooled statistics follow a weight of any shape: dmean/dW and dvar/dW [C, I], I the weight's size."""
+
+    mean: Tensor
+    var: Tensor
+
+
 class Statistics(NamedTuple):
     """What a source says at a training step. Nothing here has a graph."""
 
@@ -30,6 +37,8 @@ class Statistics(NamedTuple):
     """One per producer; empty where no gradient goes through the compensation."""
     bias_jacobian: tuple[Tensor, Tensor] | None
     """[C] each: how the pooled mean and variance follow the producers' biases, if there are any."""
+    earlier: DenseJacobian | None = None
+    """How they follow the weight before the previous norm, with layers=2."""
 
 
 class Drift(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -72,7 +73,10 @@ def _pairing(name: str, num_features: int, ledgers: list[Ledger]) -> Pairing:
         and sightings[0].value.has_one_reader
         and not ledger.parameter_reads[segments[0].producers[0]]
     )
-    return Pairing(name, segments, exclusive)
+    pairing = Pairing(name, segments, exclusive)
+    if len(pairing.producers) != 1:
+        return pairing
+    return replace(pairing, origins=ledger.operator_origins[pairing.producers[0]])
 
 
 def _without_repeated(segment: Segment, ledger: Ledger) -> Segment:

@@ -10,7 +10,7 @@ from torch import nn
 from crossbn.pairing import modules
 from crossbn.pairing.calls import Call, changed_in_place, describe_result
 from crossbn.pairing.description import Description, Opaque, Operator, width
-from crossbn.pairing.value import Value, values_in
+from crossbn.pairing.value import Value, joint_origins, values_in
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Ledger:
 
     Attributes:
         operator_calls: How often each linear operator was called.
+        operator_origins: What each linear operator read; see `Value`.
         parameter_reads: How often its parameters were read past it.
         sightings: The calls of each norm.
     """
@@ -42,6 +43,7 @@ class Ledger:
             for parameter in module.parameters()
         }
         self.operator_calls: Counter[str] = Counter()
+        self.operator_origins: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
         self.parameter_reads: Counter[str] = Counter()
         self.sightings: defaultdict[str, list[Sighting]] = defaultdict(list)
 
@@ -58,15 +60,19 @@ class Ledger:
             operand.readers += 1
         if modules.is_norm(module):
             value = operands[0] if operands else Value(Opaque("not given as a tensor"))
-            self.sightings[self.name_of(module)].append(Sighting(value.description, value))
-            return Value(Opaque(f"after {modules.step_name(module)}", module.num_features))
+            name = self.name_of(module)
+            self.sightings[name].append(Sighting(value.description, value))
+            after = Opaque(f"after {modules.step_name(module)}", module.num_features)
+            return Value(after, origins=frozenset({name}))
+        origins = joint_origins(operands)
         if modules.is_operator(module):
-            return self._operator_called(module)
+            return self._operator_called(module, origins)
         if getattr(module, "inplace", False) and operands:
-            return _overwrite(operands[0], changed_in_place(operands[0].description, modules.step_name(module)))
+            description = changed_in_place(operands[0].description, modules.step_name(module))
+            return _overwrite(operands[0], description, origins)
         channels = width(operands[0].description) if operands and modules.keeps_channels(module) else None
         base = operands[0] if operands and modules.views(module) else None
-        return Value(Opaque(f"after {modules.step_name(module)}", channels), view_of=base)
+        return Value(Opaque(f"after {modules.step_name(module)}", channels), view_of=base, origins=origins)
 
     def function_called(self, call: Call) -> Value:
         """Book the call of a function or tensor method."""
@@ -77,28 +83,32 @@ class Ledger:
             return operands[0]
         for operand in operands:
             operand.readers += 1
+        origins = joint_origins(operands)
         if call.copies:
-            return Value(operands[0].description, copied_from=operands[0])
+            return Value(operands[0].description, copied_from=operands[0], origins=origins)
         description = describe_result(call)
         if call.overwritten is not None:
-            return _overwrite(call.overwritten, description)
-        return Value(description, view_of=operands[0] if call.views else None)
+            return _overwrite(call.overwritten, description, origins)
+        return Value(description, view_of=operands[0] if call.views else None, origins=origins)
 
     def parameter_read(self, parameter: nn.Parameter) -> None:
         """Book that the model uses a parameter itself, which ties down the operator that owns it."""
         if id(parameter) in self._parameter_owners:
             self.parameter_reads[self._parameter_owners[id(parameter)]] += 1
 
-    def _operator_called(self, operator: modules.LinearOperator) -> Value:
+    def _operator_called(self, operator: modules.LinearOperator, origins: frozenset[str]) -> Value:
         name = self.name_of(operator)
         self.operator_calls[name] += 1
-        return Value(Operator(name, modules.output_channels(operator), modules.output_dimensions(operator)))
+        self.operator_origins[name] |= origins
+        description = Operator(name, modules.output_channels(operator), modules.output_dimensions(operator))
+        return Value(description, origins=frozenset({name}))
 
 
-def _overwrite(value: Value, description: Description) -> Value:
-    value.description = description
+def _overwrite(value: Value, description: Description, origins: frozenset[str]) -> Value:
+    value.description, value.origins = description, origins
     base = value.view_of
     while base is not None:
         base.description = changed_in_place(base.description, "a write to a view of it")
+        base.origins |= origins
         base = base.view_of
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,14 @@ class Pairing:
         segments: In channel order; their widths add up to the norm's ``num_features``.
         exclusive: The norm reads exactly its one producer's output, nothing else does, and both are called
             once: folding the norm into the producer is safe.
+        origins: What the norm's one producer reads: the norms and operators that its input is computed from, by name,
+            and "input of ..." for what comes from outside. Empty if there is not one producer.
     """
 
     name: str
     segments: tuple[Segment, ...]
     exclusive: bool
+    origins: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def producers(self) -> tuple[str, ...]:

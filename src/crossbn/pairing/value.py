@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from crossbn.pairing.description import Description
@@ -17,12 +17,15 @@ class Value:
         readers: How many calls have read it so far; leaving the model counts as one.
         copied_from: The value it is a copy of.
         view_of: The value whose memory it shares.
+        origins: The norms and operators that it is computed from without another of them in between, by name, and
+            "input of ..." for what comes from outside.
     """
 
     description: Description
     readers: int = 0
     copied_from: Value | None = None
     view_of: Value | None = None
+    origins: frozenset[str] = frozenset()
 
     @property
     def has_one_reader(self) -> bool:
@@ -46,3 +49,8 @@ def leaves(nest: object) -> Iterator[object]:
 def values_in(nest: object) -> Iterator[Value]:
     """The values among the leaves of a nest."""
     return (leaf for leaf in leaves(nest) if isinstance(leaf, Value))
+
+
+def joint_origins(values: Iterable[Value]) -> frozenset[str]:
+    """The origins of what is computed from the values."""
+    return frozenset().union(*(value.origins for value in values))

@@ -67,7 +67,8 @@ class _Watcher(TorchFunctionMode):
         self._sights: dict[int, _Sight] = {}
         self._leaves_entered = 0
         for example in leaves(example_inputs):
-            self._remember(example, Value(Opaque("input of the model")))
+            source = "input of the model"
+            self._remember(example, Value(Opaque(source), origins=frozenset({source})))
 
     def __torch_function__(
         self,
@@ -116,7 +117,9 @@ class _Watcher(TorchFunctionMode):
             self._ledger.parameter_read(argument)
         sight = self._sights.get(id(argument))
         if sight is None:
-            self._remember(argument, Value(Opaque("made out of sight")))
+            unseen = "made out of sight"
+            origins = frozenset({unseen}) if not isinstance(argument, nn.Parameter) else frozenset()
+            self._remember(argument, Value(Opaque(unseen), origins=origins))
             return self._sights[id(argument)].value
         if sight.version != _version(argument) and sight.value.description is sight.description:
             # Written to, and no call that the ledger knows of has done it.
@@ -126,7 +129,7 @@ class _Watcher(TorchFunctionMode):
     def _remember(self, result: Any, value: Value) -> None:
         if isinstance(result, list | tuple):
             for each in result:
-                self._remember(each, Value(value.description, view_of=value.view_of))
+                self._remember(each, Value(value.description, view_of=value.view_of, origins=value.origins))
         if not isinstance(result, Tensor):
             return
         known = self._sights.get(id(result))

@@ -1,0 +1,165 @@
+"""Compensation over two layers: how far it reaches in a model, and where it is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import crossbn
+from crossbn import nn as cnn
+from tests.nn.test_layers import batch, network
+
+
+class Residual(nn.Module):
+    """A block whose second norm has one before it, and an operator after it that reads a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.conv2, self.norm2 = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.conv3, self.norm3 = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+
+    def forward(self, y: Tensor) -> Tensor:
+        hidden = F.relu(self.norm1(self.conv1(y)))
+        x: Tensor = self.norm3(self.conv3(F.relu(self.norm2(self.conv2(hidden)) + hidden)))
+        return x
+
+
+class DataDependent(Residual):
+    """The same, out of reach of symbolic tracing."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        return super().forward(y if y.isfinite().all() else torch.zeros_like(y))
+
+
+@pytest.mark.parametrize(("kind", "example_inputs"), [(Residual, None), (DataDependent, (torch.randn(2, 2, 5, 5),))])
+def test_an_operator_that_reads_a_sum(kind: type[nn.Module], example_inputs: tuple[Tensor] | None) -> None:
+    model = kind()
+    report = crossbn.convert_(model, window=3, layers=2, example_inputs=example_inputs)
+    assert [record.reason for record in report.records] == [
+        "direct; one layer: conv1 reads input of the model, no norm before it",
+        "direct; two layers: conv1 before norm1, too",
+        "direct; one layer: conv3 reads a mix of norm1, norm2",
+    ]
+    for _ in range(3):
+        model(torch.randn(2, 2, 5, 5)).sum().backward()
+
+
+class Concatenating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.norm = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(4)
+
+    def forward(self, y: Tensor) -> Tensor:
+        x: Tensor = self.norm(torch.cat([self.conv1(y), self.conv2(y)], 1))
+        return x
+
+
+class Adding(Residual):
+    def forward(self, y: Tensor) -> Tensor:
+        x: Tensor = self.norm1(self.conv1(y) + y)
+        return x
+
+
+class Sharing(Residual):
+    def forward(self, y: Tensor) -> Tensor:
+        x = self.conv1(y)
+        both: Tensor = self.norm1(x) + self.norm2(x)
+        return both
+
+
+def parametrized() -> nn.Module:
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(3, 3)), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "sentence"),
+    [
+        (
+            parametrized,
+            {},
+            "3: layers=2 needs an earlier weight that is a plain Parameter, not that of ParametrizedLinear",
+        ),
+        (Concatenating, {}, "norm: layers=2 is for a norm that reads one operator, this one reads a concatenation"),
+        (Adding, {}, r"norm1: layers=2 is for a norm that reads one operator, this one reads conv1 \+ rest"),
+        (Sharing, {}, "norm2: layers=2 is for norms with an operator of their own, conv1 feeds norm1 too"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), {}, "1: layers=2 does not work with a Sync"),
+        (parametrized, {"layers": 3}, "layers must be one of 1, 2, got 3"),
+        (parametrized, {"order": 2}, "layers=2 is of order 1, got order=2"),
+        (parametrized, {"order": 0}, "layers=2 is of order 1, got order=0"),
+        (parametrized, {"sync": True}, "layers=2 does not work with sync=True"),
+    ],
+)
+def test_refused_at_conversion(make: Callable[[], nn.Module], options: dict[str, Any], sentence: str) -> None:
+    model = make()
+    types = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match=sentence):
+        crossbn.convert_(model, **{"window": 3, "layers": 2, **options})
+    assert [type(module) for module in model.modules()] == types  # nothing has been changed
+
+
+def test_refused_by_hand() -> None:
+    conv, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="an earlier operator is for layers=2, got layers=1"):
+        cnn.CrossIterBatchNorm1d(3).attach_(conv, earlier=other)
+    with pytest.raises(ValueError, match="a norm that reads one operator, this one reads 2"):
+        cnn.CrossIterBatchNorm1d(3, layers=2).attach_(conv, other, earlier=nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_refused_in_checkpointing(use_reentrant: bool) -> None:
+    case = "conv, relu"
+    model = network(case)
+    with pytest.raises(RuntimeError, match="1: layers=2 does not work inside activation checkpointing"):
+        checkpoint(model, batch(case, 2).requires_grad_(), use_reentrant=use_reentrant)
+
+
+# torch's compiler uses what torch itself deprecates, and looks at gradients that are not there.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_refused_under_compile(fullgraph: bool) -> None:
+    case = "conv, relu"
+    torch._dynamo.reset()
+    compiled = torch.compile(network(case), backend="eager", fullgraph=fullgraph)
+    with pytest.raises(Exception, match=r"layers=2 does not work under torch\.compile"):
+        compiled(batch(case, 2))
+
+
+class Cut(nn.Sequential):
+    def forward(self, y: Tensor) -> Tensor:
+        x: Tensor = self[3](self[2](self[1](self[0](y)).detach()))
+        out: Tensor = self[4](x)
+        return out
+
+
+def test_refused_without_a_graph() -> None:
+    model = Cut(*network("conv, relu").children())
+    crossbn.revert_(model)
+    crossbn.convert_(model, window=3, layers=2)
+    with pytest.raises(RuntimeError, match=r"4: layers=2 needs a graph to the weight of Conv2d.*something detaches it"):
+        model(batch("conv, relu", 2))
+
+
+class PartlyCheckpointed(nn.Sequential):
+    def forward(self, y: Tensor) -> Tensor:
+        x = checkpoint(self[0], y, use_reentrant=True)
+        out: Tensor = self[4](self[3](self[2](self[1](x))))
+        return out
+
+
+def test_refused_where_the_operator_alone_is_checkpointed() -> None:
+    case = "conv, relu"
+    plain = network(case)
+    plain(batch(case, 2))
+    model = PartlyCheckpointed(*network(case).children())
+    crossbn.load_history_state(model, crossbn.history_state(plain))  # the previous norm has a graph to the weight
+    with pytest.raises(RuntimeError, match=r"4: layers=2 needs a graph to the weight of Conv2d.*something detaches it"):
+        model(batch(case, 2).requires_grad_())
