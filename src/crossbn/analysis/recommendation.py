@@ -3,8 +3,8 @@
 Pooling a step pays as long as its variance, moved to today's weights, is nearer to the true one than the variances of
 single batches are to one another: then it averages away more than it brings in. So
 
-- window: one more than the largest age up to which that holds, on average over layers, in the later half of the
-  measurements;
+- window: one more than the largest age up to which that holds, on average over the channels of all layers, in
+  the later half of the measurements;
 - burn-in: until the measurement after the last one, in the earlier half, at which it does not hold for that window.
 
 The truth is that of the whole network.

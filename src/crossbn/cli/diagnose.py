@@ -23,7 +23,7 @@ from crossbn.convert import convert_
 from crossbn.cost import surroundings
 from crossbn.cost.models import Build, find_model
 from crossbn.report.cost_table import Table
-from crossbn.report.fidelity_table import caption, fidelity_tables
+from crossbn.report.fidelity_table import COLUMNS, caption, fidelity_tables
 from crossbn.schedules import window_for
 
 DATA = ("digits", "random")
@@ -173,11 +173,11 @@ def _write(tables: Sequence[Table], sentence: str, text: str, records: Sequence[
 
 def _print(tables: Sequence[Table], sentence: str, text: str) -> None:
     console = Console()
-    for table in tables:
-        shown = Shown(title=table.title, title_justify="left")
-        for i, column in enumerate(table.columns):
+    for part in (part for table in tables for part in table.cut(COLUMNS)):
+        shown = Shown(title=part.title, title_justify="left")
+        for i, column in enumerate(part.columns):
             shown.add_column(column, justify="right" if i else "left")
-        for row in table.rows:
+        for row in part.rows:
             shown.add_row(*row)
         console.print(shown)
     console.print(text, sentence, sep="\n\n")

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from crossbn.analysis.fidelity_records import TRUTHS, WHOLE_NETWORK, Fidelity, FidelityRecord
+from crossbn.analysis.fidelity_records import TRUTHS, Fidelity, FidelityRecord
 from crossbn.analysis.grouping import Averages, by_age, by_layer, by_progress
 from crossbn.report.cost_table import Table
 
+COLUMNS = 5  # of each truth
 _PARTS = 4  # of the training
 
 
@@ -19,25 +20,29 @@ def fidelity_tables(records: Sequence[FidelityRecord]) -> list[Table]:
 
 
 def _table(title: str, key: str, groups: Mapping[int, Averages] | Mapping[str, Averages]) -> Table:
-    columns = [key]
-    for truth in TRUTHS:
-        columns += [f"{truth}: variance", "explained", "mean", "explained"]
-    rows = [(str(name), *_cells(found)) for name, found in groups.items()]
-    return Table(title, (*columns, "batches", "guard"), tuple(rows))
+    rows = tuple((str(name), *_cells(found)) for name, found in groups.items())
+    errors = ("variance", "explained", "mean", "explained")
+    same, network = ((f"{truth}: {errors[0]}", *errors[1:]) for truth in TRUTHS)
+    return Table(title, (key, *same, "guard", *network, "batches"), rows)
 
 
 def _cells(found: Averages) -> list[str]:
-    cells = []
-    for truth in TRUTHS:
-        each = found.get(truth)
-        if each is None:
-            cells += [""] * 4
-            continue
-        cells += [change(each.naive_var_error, each.compensated_var_error), percent(each.explained_var)]
-        cells += [change(each.naive_mean_error, each.compensated_mean_error), percent(each.explained_mean)]
-    best: Fidelity = found[WHOLE_NETWORK] if WHOLE_NETWORK in found else next(iter(found.values()))
-    noise = "" if best.batch_noise is None else percent(best.batch_noise)
-    return [*cells, noise, percent(best.invalid)]
+    same, network = (found.get(truth) for truth in TRUTHS)
+    best = same or network
+    assert best is not None, "a group has records"
+    noise = None if network is None else network.batch_noise
+    return [*_errors(same), percent(best.invalid), *_errors(network), "" if noise is None else percent(noise)]
+
+
+def _errors(found: Fidelity | None) -> list[str]:
+    if found is None:
+        return [""] * 4
+    return [
+        change(found.naive_var_error, found.compensated_var_error),
+        percent(found.explained_var),
+        change(found.naive_mean_error, found.compensated_mean_error),
+        percent(found.explained_mean),
+    ]
 
 
 def change(naive: float, compensated: float) -> str:
