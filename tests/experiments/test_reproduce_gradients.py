@@ -26,7 +26,7 @@ def looked(name: str = "VGG-16", shift: float = 0.0, seed: int = 0) -> Result:
         look(5, [0.1 + shift, 0.3], [0.4, 0.2]),
         look(10, [0.3 + shift, 0.1], [0.6, 0.2]),
     ]
-    return Result(Task("gradients", name, seed, {}), {"looks": looks}, 1.0)
+    return Result(Task("gradients", name, seed, {}), {"looks": looks, "final_loss": 0.7}, 1.0)
 
 
 def test_rows_average_the_looks_after_the_first() -> None:
@@ -34,6 +34,7 @@ def test_rows_average_the_looks_after_the_first() -> None:
     assert row.ours["mean_1"] == pytest.approx((0.3, 0.02**0.5))
     assert row.ours["second_moment_1"] == pytest.approx((0.5, 0.0))
     assert (row.ours["mean_2"].mean, row.ours["second_moment_2"].mean) == pytest.approx((0.2, 0.2))
+    assert row.ours["loss"].mean == pytest.approx(0.7)
     assert row.paper == {"mean_1": 0.20, "second_moment_1": 0.41}
     assert {measure.name for measure in gradients.MEASURES} == row.ours.keys()
 
@@ -45,6 +46,8 @@ def test_the_figure_has_a_panel_for_each_network_and_the_paper_s_lines() -> None
     lines = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in vgg.get_lines()}
     assert lines["mean, l-1"] == [9.0, 0.1, 0.3]
     assert lines["second moment, l-2"] == [9.0, 0.2, 0.2]
+    assert vgg.get_ylim()[0] == 0
+    assert vgg.get_ylim()[1] > 9  # both panels show all points
     assert lines["second moment, l-1, paper"] == [0.41, 0.41]
 
 

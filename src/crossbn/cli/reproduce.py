@@ -23,7 +23,7 @@ from crossbn.experiments.workers import WorkerError
 from crossbn.report.comparison import comparison_table, surroundings
 from crossbn.report.cost_table import Table
 
-_COLUMNS = 6  # that fit a terminal
+_COLUMNS = 7  # that fit a terminal
 
 
 def reproduce(
@@ -95,6 +95,7 @@ def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
         typer.echo(done, err=True)
     if not progress.todo:
         return
+    experiment.check(progress.todo)  # before anything is shown or written
     progress.path.parent.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
@@ -134,7 +135,7 @@ def _print(table: Table, justify: Literal["left", "right"] = "left") -> None:
     for part in table.cut(_COLUMNS):
         shown = Shown(title=part.title or None, title_justify="left")
         for i, column in enumerate(part.columns):
-            shown.add_column(column, justify=justify if i else "left")
+            shown.add_column(column, justify=justify if i else "left", no_wrap=not i)
         for row in part.rows:
             shown.add_row(*row)
         console.print(shown)

@@ -21,9 +21,10 @@ TITLE = "Gradients of the statistics with respect to the weights of earlier laye
 ALONE = False
 MEASURES: tuple[Measure, ...] = (
     Measure("mean_1", "mean, l-1"),
-    Measure("second_moment_1", "second moment, l-1"),
+    Measure("second_moment_1", "nu, l-1"),
     Measure("mean_2", "mean, l-2"),
-    Measure("second_moment_2", "second moment, l-2"),
+    Measure("second_moment_2", "nu, l-2"),
+    Measure("loss", "loss at the end"),
 )
 PAPER = {
     "ResNet-18": {"mean_1": 0.12, "second_moment_1": 0.39},
@@ -79,11 +80,12 @@ def rows(results: Sequence[Result]) -> list[Comparison]:
 
 def _numbers(result: Result) -> dict[str, float]:
     looks = result.values["looks"][1:]
-    return {
+    ratios = {
         f"{moment}_{distance}": fmean(look[moment][distance - 1] for look in looks)
         for moment in ("mean", "second_moment")
         for distance in (1, 2)
     }
+    return {**ratios, "loss": result.values["final_loss"]}
 
 
 def notes(scale: Scale) -> list[str]:
@@ -99,6 +101,6 @@ def notes(scale: Scale) -> list[str]:
     if scale is Scale.SMALL:
         told.append(
             "Small scale: 200 steps on enlarged digits, small images and batches of 16; the paper's are on ImageNet: "
-            "expect its order of magnitude at most."
+            "expect its order of magnitude at most. A loss near ln 10 = 2.30 means that the network has not learned."
         )
     return told

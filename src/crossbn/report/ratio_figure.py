@@ -27,9 +27,10 @@ def plot_ratios(results: Sequence[Result]) -> Figure:
     panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for axes, (name, seeds) in zip(panels, groups.items(), strict=True):
         _draw_panel(axes, name, seeds)
+    panels[0].set_ylim(bottom=0)  # at the end: it stops the common axis from growing
     panels[0].set_ylabel("Norm relative to that for r = l")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     title = "Gradients of statistics with respect to earlier layers' weights"
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=11)
     return figure
@@ -47,6 +48,5 @@ def _draw_panel(axes: Axes, name: str, seeds: Sequence[Result]) -> None:
             axes.axhline(height, color=colour, linestyle="--", linewidth=0.9, label=f"{label}, l-1, paper")
     axes.set_title(name, fontsize=10, loc="left")
     axes.set_xlabel("Steps")
-    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
