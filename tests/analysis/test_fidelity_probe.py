@@ -45,7 +45,7 @@ def test_the_training_is_bit_for_bit_the_same(build: Callable[[], nn.Module], ev
 
 
 def test_gradients_are_the_same_under_autocast() -> None:
-    """A weight that autocast caches without gradients would have none."""
+    """What autocast casts without gradients must not be used with them."""
     gradients = []
     for watched in (False, True):
         model = network(window=3)

@@ -48,7 +48,7 @@ def _devices(model: nn.Module) -> dict[str, list[int]]:
 
 
 def _autocast_without_cache(device_type: str) -> torch.autocast:
-    # A weight that autocast has cast and cached without gradients would have none in the training forward either.
+    # Not every version of torch keeps a weight that was cast and cached without gradients out of the training forward.
     enabled = torch.is_autocast_enabled(device_type)
     dtype = torch.get_autocast_dtype(device_type)
     return torch.autocast(device_type, dtype, enabled=enabled, cache_enabled=False)
