@@ -20,8 +20,8 @@ from crossbn.functional.geometry import Geometry
 _SMALL_WEIGHT = 2**15
 _CHEAP_NUMBERS = 2**15  # gathered from the input: a twentieth of a millisecond
 _FEWEST_POSITIONS = 16
-_WINDOW_SAMPLES = 16
-_FEWEST_SAMPLES = 4
+_WINDOW_SAMPLES = 32
+_FEWEST_SAMPLES = 6
 
 
 class Plan(NamedTuple):
@@ -39,7 +39,7 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
     - Otherwise at most `positions`, fewer where a patch is so large (a depthwise kernel over many channels) that
       gathering them would be felt; 16 in any case.
     - A weight of up to 2^15 numbers (most layers of MobileNet-v2, the first ones of any network) keeps the gradient.
-    - For a larger one (nearly all of a ResNet) the patches are kept, 16 over the whole window but no less than 4 per
+    - For a larger one (nearly all of a ResNet) the patches are kept, 32 over the whole window but no less than 6 per
       step. The pooled variance averages over the window: neither its noise nor its cost grows with it.
 
     None of this depends on the batch or the map, so what is remembered has the same shape at every step. A batch
@@ -55,7 +55,7 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
         >>> choose_plan(Geometry(32, 3, kernel=(3, 3)), 128, slots=3)
         Plan(form='gradient', positions=128)
         >>> choose_plan(Geometry(512, 512, kernel=(3, 3)), 128, slots=3)
-        Plan(form='samples', positions=5)
+        Plan(form='samples', positions=10)
     """
     if positions is None:
         return Plan("samples" if order == 2 else "gradient", None)
