@@ -23,7 +23,7 @@ def test_cases() -> None:
 def test_rows_are_norms_with_the_repetitions_pooled() -> None:
     tasks = cost.configs(Scale.FULL, 2)
     bn, gn, cbn = cost.rows([measured(tasks[0], 1.2), measured(tasks[1], 1.4)])
-    assert [row.name for row in (bn, gn, cbn)] == [f"resnet50, 224 px, batch 4: {norm}" for norm in ("BN", "GN", "CBN")]
+    assert [row.name for row in (bn, gn, cbn)] == [f"resnet50, 224 px: {norm}" for norm in ("BN", "GN", "CBN")]
     assert bn.ours["training"].mean == pytest.approx(100)
     assert bn.ours["training_ratio"].mean == 1
     assert gn.ours["training"].mean == pytest.approx(100 / 1.1)

@@ -17,12 +17,12 @@ from crossbn.schedules import window_for
 TITLE = "Cost table: memory, FLOPs, speed of training and inference with BN, GN and CBN"
 ALONE = True
 MEASURES: tuple[Measure, ...] = (
-    Measure("memory", "peak memory, MB", ",.0f"),
-    Measure("flops", "GFLOP a step", ",.1f"),
-    Measure("training", "training, steps/s", ".2f"),
-    Measure("training_ratio", "step time / BN", ".2f"),
-    Measure("inference", "inference, batches/s", ".2f"),
-    Measure("inference_ratio", "inference time / BN", ".2f"),
+    Measure("memory", "peak MB", ",.0f"),
+    Measure("flops", "GFLOP", ",.1f"),
+    Measure("training", "train, steps/s", ".2f"),
+    Measure("training_ratio", "time / BN", ".2f"),
+    Measure("inference", "infer, batches/s", ".2f"),
+    Measure("inference_ratio", "time / BN", ".2f"),
 )
 BATCH_SIZE = 4
 _SIZES = {Scale.SMALL: (("resnet18", 64), ("resnet18", 112)), Scale.FULL: (("resnet50", 224),)}
@@ -37,7 +37,7 @@ def configs(scale: Scale, seeds: int | None = None) -> list[Task]:
     return [
         Task(
             "cost",
-            f"{model}, {size} px, batch {BATCH_SIZE}",
+            f"{model}, {size} px",
             seed,
             {"model": model, "image_size": size, "batch_size": BATCH_SIZE, "device": device, "threads": usable_cores()},
         )
@@ -110,8 +110,9 @@ def _numbers(record: CostRecord, beside: Sequence[CostRecord]) -> dict[str, floa
 def notes(scale: Scale) -> list[str]:
     """Say what the numbers are."""
     told = [
-        "A step is forward, loss, backward and SGD with momentum, CBN's window full; FLOPs are of the whole batch, two "
-        "for a multiply-add; speeds are medians, ratios medians round by round, all norms in turn in one process.",
+        f"Batches of {BATCH_SIZE}. A step is forward, loss, backward and SGD with momentum, CBN's window of "
+        f"{window_for(BATCH_SIZE)} full. Peak memory and FLOPs are of such a step, two FLOPs for a multiply-add. Speeds are "
+        "medians, times relative to BN medians of the ratios round by round, all norms in turn in one process.",
         "The paper's own numbers are not beside these: no source at hand showed its table to check them with.",
     ]
     if scale is Scale.SMALL:
