@@ -111,8 +111,8 @@ def notes(scale: Scale) -> list[str]:
     """Say what the numbers are."""
     told = [
         f"Batches of {BATCH_SIZE}. A step is forward, loss, backward and SGD with momentum, CBN's window of "
-        f"{window_for(BATCH_SIZE)} full. Peak memory and FLOPs are of such a step, two FLOPs for a multiply-add. Speeds "
-        "are medians, times relative to BN medians of the ratios round by round, all norms in turn in one process.",
+        f"{window_for(BATCH_SIZE)} full. Peak memory and FLOPs are of such a step, two FLOPs for a multiply-add. "
+        "Speeds are medians, times relative to BN medians of the ratios round by round, all norms in turn.",
         "The paper's own numbers are not beside these: no source at hand showed its table to check them with.",
     ]
     if scale is Scale.SMALL:
