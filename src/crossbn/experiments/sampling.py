@@ -182,12 +182,21 @@ def notes(scale: Scale) -> list[str]:
         "the layer's own drift that moving takes away, for statistics 1, 2 and 3 steps old.",
         "Where a weight has more than 2^15 numbers the plan looks at fewer positions than asked for: the first column "
         "says how many in a step. The rows with a number a window have that limit moved, 32 being the plan's own.",
-        "The runs start alike and see the same batches, but each trains with its own statistics: differences of a few "
-        "hundredths between rows are those of the trainings.",
+        "The runs start alike and see the same batches, but each trains with its own statistics: the naive errors of "
+        "the rows differ by that alone. Compare naive with moved within a row, and the shares between rows.",
         "The paper has no such table.",
     ]
     if scale is Scale.SMALL:
-        told.append(
-            "The default is not yet chosen from this table: it has not been run to the end by those who wrote it."
-        )
+        told += [
+            "Seen by those who wrote this, one seed of 80 steps: 16 to 128 positions make no difference (15 to 26% of "
+            "a layer's own drift explained), as 17 of 20 layers are limited to 10 a step. Moving the limit does: 21 a "
+            "step explain 51 to 56%, 42 a step 74 to 82%, all positions 82 to 94%. Of the error against the whole "
+            "network moving takes away 1% with 10 a step, 3 to 4% with 21, 42 or all: the layers before weigh more.",
+            "So for the default: positions=128 stays, this network does not tell it from 16; what decides is the "
+            "limit. 32 a window is a choice for speed that leaves most of a layer's own drift; 64 a window explain "
+            "half of it and 128 three quarters, at two and four times the cost of the samples. Against the whole "
+            "network 64 bring what all positions bring. The default has not been changed by this: one seed of a "
+            "short training, where the last layers have 36 positions in all. 256 positions and 8, 16 and 384 a window "
+            "were not looked at.",
+        ]
     return told
