@@ -43,6 +43,7 @@ def expected_scores(network: nn.Sequential, current: Tensor, remembered: Tensor,
     at_operator: Detach = Tensor.detach if gradient == "own" else keep
     at_norm: Detach = Tensor.detach if gradient == "none" else keep
     for operator, norm in ((network[0], network[1]), (network[3], network[4])):
+        assert isinstance(norm, nn.BatchNorm1d)
         current, remembered = operator(current), at_norm(operator(at_operator(remembered)))
         current, remembered = (torch.tanh(part) for part in normalized(current, remembered, norm))
     return network[6](current)
@@ -69,21 +70,21 @@ def test_scores_and_gradients_are_those_of_the_formula(gradient: str) -> None:
         with torch.no_grad():  # other weights at each step, the same in both
             for ours, slowly in zip(network.parameters(), slow.parameters(), strict=True):
                 change = torch.randn_like(ours) * 0.1
-                ours += change
-                slowly += change
+                ours.add_(change)
+                slowly.add_(change)
         assert network[1].num_batches_tracked == step + 1
 
 
 def test_the_forms_differ_in_their_gradients_alone() -> None:
     network = two_layers()
     (first, _), (second, classes) = batches(2)
-    found = {}
+    scores, weights = {}, {}
     for gradient in GRADIENTS:
         own = copy.deepcopy(network)
         wrapped = ExactWindow(own, 2, gradient=gradient)
         wrapped(first)
-        found[gradient] = (scores := wrapped(second)), gradients(scores, classes, own)
-    scores, weights = ({gradient: each[i] for gradient, each in found.items()} for i in (0, 1))
+        scores[gradient] = wrapped(second)
+        weights[gradient] = gradients(scores[gradient], classes, own)
     assert torch.equal(scores["full"], scores["own"])
     assert torch.equal(scores["full"], scores["none"])
     # The last operator has no norm after it: the same in all. The second one is its norm's own layer in two of them.
@@ -96,14 +97,16 @@ def test_the_forms_differ_in_their_gradients_alone() -> None:
 
 def test_running_statistics_are_those_of_all_images_in_the_window() -> None:
     network = two_layers()
-    network[1].momentum = 1.0
+    norm = network[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    norm.momentum = 1.0
     wrapped = ExactWindow(network, 2)
     (first, _), (second, _) = batches(2)
     wrapped(first)
     wrapped(second)
     x = network[0](torch.cat([second, first]))
-    torch.testing.assert_close(network[1].running_mean, x.mean(0))
-    torch.testing.assert_close(network[1].running_var, x.var(0))
+    torch.testing.assert_close(norm.running_mean, x.mean(0))
+    torch.testing.assert_close(norm.running_var, x.var(0))
 
 
 def test_remembers_training_steps_only_and_after_burn_in() -> None:
