@@ -11,7 +11,7 @@ import crossbn
 
 ROOT = Path(crossbn.__file__).parent
 LEVELS = [
-    {"functional", "schedules", "compat", "conversion_report"},
+    {"functional", "schedules", "records", "compat", "conversion_report"},
     {"nn"},
     {"pairing", "convert", "swap", "history_state", "fold", "reach", "recalibrate", "cost", "analysis"},
     {"integrations", "recipes"},

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from crossbn.analysis import SAME_LAYER, WHOLE_NETWORK, Fidelity, FidelityRecord, recommend
-from crossbn.analysis.fidelity_records import FidelityRecordError, append_records, read_records
+from crossbn.analysis.fidelity_records import append_records, read_records
 from crossbn.analysis.grouping import by_age, by_layer, by_progress
+from crossbn.records import RecordError
 
 
 def record(
@@ -83,5 +84,5 @@ def test_records_survive_the_file(tmp_path: Path) -> None:
     append_records(path, records[1:])
     assert read_records(path) == records
     path.write_text("{}\n")
-    with pytest.raises(FidelityRecordError, match=f"line 1 of {path} is not a record"):
+    with pytest.raises(RecordError, match=f"line 1 of {path} is not a record"):
         read_records(path)

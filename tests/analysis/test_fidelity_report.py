@@ -6,8 +6,9 @@ import numpy
 import pytest
 
 from crossbn.analysis import SAME_LAYER, WHOLE_NETWORK, Fidelity, FidelityRecord
-from crossbn.report.fidelity_figure import draw_fidelity, plot_fidelity
+from crossbn.report.fidelity_figure import plot_fidelity
 from crossbn.report.fidelity_table import caption, fidelity_tables
+from crossbn.report.figure import save_png
 
 
 def records(compensated: float = 0.1) -> list[FidelityRecord]:
@@ -63,6 +64,6 @@ def test_a_panel_for_each_grouping() -> None:
 
 def test_picture_depends_on_the_numbers_alone(tmp_path: Path) -> None:
     for name, error in (("a", 0.1), ("b", 0.1), ("c", 0.15)):
-        draw_fidelity(records(error), tmp_path / f"{name}.png")
+        save_png(plot_fidelity(records(error)), tmp_path / f"{name}.png")
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert first == again != other

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from crossbn.cost import Case, CostRecord, CostRecordError, append_records, find_baseline, read_records, surroundings
+from crossbn.cost import Case, CostRecord, append_records, find_baseline, read_records, surroundings
+from crossbn.records import RecordError
 from tests.cost.handmade import case, records
 
 
@@ -33,7 +34,7 @@ def test_other_lines_are_refused(tmp_path: Path, line: str) -> None:
     append_records(path, records(case())[:1])
     with path.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(CostRecordError, match=r"line 2 of .*records\.jsonl is not a record of costs"):
+    with pytest.raises(RecordError, match=r"line 2 of .*records\.jsonl is not a record of costs"):
         read_records(path)
 
 

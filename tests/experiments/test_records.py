@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crossbn.experiments.records import RecordError, append_record, read_records
+from crossbn.experiments.records import append_record, read_records
+from crossbn.records import RecordError
 from tests.experiments.handmade import record, run
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from crossbn.experiments import runner
 from crossbn.experiments.experiment import Comparison, Experiment, Measure, Scale, UnavailableError
-from crossbn.experiments.records import RecordError
 from crossbn.experiments.registry import EXPERIMENTS
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.runner import Progress, carry_on, do
 from crossbn.experiments.tasks import News, Result, Task, append_result, read_results
+from crossbn.records import RecordError
 from crossbn.report.comparison import comparison_table, surroundings
 from tests.experiments import pretended
 

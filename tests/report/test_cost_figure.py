@@ -5,7 +5,8 @@ import numpy
 import pytest
 
 from crossbn.cost.sweep import distinct, sweep
-from crossbn.report.cost_figure import draw_growth, plot_growth
+from crossbn.report.cost_figure import plot_growth
+from crossbn.report.figure import save_png
 from tests.cost.handmade import case, records
 
 
@@ -34,7 +35,7 @@ def test_picture_depends_on_the_numbers_alone(tmp_path: Path) -> None:
     growth = sweep(base, windows=[3, 4])
     for name, ratio in (("a", 1.2), ("b", 1.2), ("c", 1.3)):
         made = [record for each in distinct(base, growth) for record in records(each, cbn=ratio)]
-        draw_growth(growth, made, tmp_path / f"{name}.png")
+        save_png(plot_growth(growth, made), tmp_path / f"{name}.png")
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert first.startswith(b"\x89PNG")
     assert first == again != other

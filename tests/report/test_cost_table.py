@@ -1,7 +1,8 @@
 from dataclasses import replace
 
 from crossbn.cost.suites import Goal, Ratios
-from crossbn.report.cost_table import Table, caption, case_table, suite_table
+from crossbn.report.cost_table import caption, case_table, suite_table
+from crossbn.report.table import Table
 from tests.cost.handmade import case, records
 
 

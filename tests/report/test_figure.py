@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from crossbn.experiments.demo import rows
-from crossbn.report.figure import choose_styles, draw_curves, spread_out
+from crossbn.report.demo_figure import choose_styles, plot_curves
+from crossbn.report.figure import save_png, spread_out
 from tests.experiments.handmade import record, three_norms
 
 
@@ -30,12 +31,12 @@ def test_a_norm_keeps_its_colour() -> None:
 def test_picture_depends_on_the_numbers_alone(tmp_path: Path) -> None:
     table = rows(three_norms())
     for name, drawn in (("a", table), ("b", table), ("c", table[:-1])):
-        draw_curves(drawn, tmp_path / f"{name}.png")
+        save_png(plot_curves(drawn), tmp_path / f"{name}.png")
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert first.startswith(b"\x89PNG")
     assert first == again != other
 
 
 def test_one_seed_can_be_drawn(tmp_path: Path) -> None:
-    draw_curves(rows([record(0.1, 0.5)]), tmp_path / "one.png")
+    save_png(plot_curves(rows([record(0.1, 0.5)])), tmp_path / "one.png")
     assert (tmp_path / "one.png").stat().st_size > 10_000

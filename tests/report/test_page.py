@@ -3,8 +3,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from crossbn.experiments.demo import rows
+from crossbn.report.demo_table import caption, cells
 from crossbn.report.page import Page
-from crossbn.report.table import caption, cells
 from tests.experiments.handmade import three_norms
 
 

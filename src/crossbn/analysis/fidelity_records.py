@@ -5,15 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from crossbn.records import append_lines, read_lines
+
 SAME_LAYER = "same layer"
 WHOLE_NETWORK = "whole network"
 TRUTHS = (SAME_LAYER, WHOLE_NETWORK)
 
 _ROUNDING = 1e-5  # relative; of statistics in float32
-
-
-class FidelityRecordError(ValueError):
-    """A file of records holds something else."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +119,13 @@ class FidelityRecord:
 
 def append_records(path: Path, records: Iterable[FidelityRecord]) -> None:
     """Add lines to the file, which need not exist yet."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(f"{record.to_json()}\n" for record in records))
+    append_lines(path, records)
 
 
 def read_records(path: Path) -> list[FidelityRecord]:
-    """Return the records of a file.
+    """Return the records of a file, none if there is no such file.
 
     Raises:
-        FidelityRecordError: if a line is not a record.
+        RecordError: if a line is not a record.
     """
-    records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            records.append(FidelityRecord.from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise FidelityRecordError(f"line {number} of {path} is not a record of fidelity") from error
-    return records
+    return read_lines(path, FidelityRecord.from_json, "a record of fidelity")

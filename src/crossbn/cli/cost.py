@@ -4,20 +4,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table as Shown
 
 from crossbn.cli.extras import require
-from crossbn.cost import Case, CaseError, CostRecord, CostRecordError, Precision, append_records, measure, read_records
+from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cost import Case, CaseError, CostRecord, Precision, append_records, measure, read_records
 from crossbn.cost.models import find_model
 from crossbn.cost.suites import SUITES, Goal, make_suite
 from crossbn.cost.sweep import Growth, distinct, sweep
-from crossbn.report.cost_table import Table, caption, case_table, suite_table
+from crossbn.records import RecordError
+from crossbn.report.cost_table import caption, case_table, suite_table
+from crossbn.report.table import Table
 from crossbn.schedules import window_for
 
 _MODEL = "resnet18"
@@ -89,7 +91,8 @@ def cost(
         records = _complete(cases, output, fresh)
         tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
         _write(tables, records, growth, output)
-    _print(tables, records)
+    print_tables(tables, _COLUMNS)
+    print_texts(caption(records))
 
 
 def _suite(name: str, given: Sequence[str], settings: dict[str, Any]) -> list[Goal]:
@@ -196,21 +199,10 @@ def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growt
     text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
     (output / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if growth:
-        from crossbn.report.cost_figure import draw_growth  # matplotlib is slow to import
+        from crossbn.report.cost_figure import plot_growth  # matplotlib is slow to import
+        from crossbn.report.figure import save_png
 
-        draw_growth(growth, records, output / "growth.png")
-
-
-def _print(tables: Sequence[Table], records: Sequence[CostRecord]) -> None:
-    console = Console()
-    for part in (part for table in tables for part in table.cut(_COLUMNS)):
-        shown = Shown(title=part.title, title_justify="left")
-        for i, column in enumerate(part.columns):
-            shown.add_column(column, justify="right" if i else "left")
-        for row in part.rows:
-            shown.add_row(*row)
-        console.print(shown)
-    console.print(caption(records))
+        save_png(plot_growth(growth, records), output / "growth.png")
 
 
 @contextmanager
@@ -219,15 +211,10 @@ def _mistakes_told() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _fail("interrupted; the same command again measures the cases that are missing")
+        fail("interrupted; the same command again measures the cases that are missing")
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}")
-    except CostRecordError as error:
-        _fail(f"{error}; --fresh starts anew")
+        fail(f"{error.strerror}: {error.filename}")
+    except RecordError as error:
+        fail(f"{error}; --fresh starts anew")
     except CaseError as error:
-        _fail(str(error))
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"crossbn: {sentence}", err=True)
-    raise typer.Exit(1)
+        fail(str(error))

@@ -3,23 +3,23 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from crossbn.cli.extras import require
+from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.cli.progress import follow
 from crossbn.experiments.cores import usable_cores
 from crossbn.experiments.demo import about, configs, findings, rows
 from crossbn.experiments.digits import TRAIN_IMAGES
-from crossbn.experiments.records import Record, RecordError, Run, append_record, read_records
+from crossbn.experiments.records import Record, Run, append_record, read_records
 from crossbn.experiments.rows import Row
 from crossbn.experiments.training import train
 from crossbn.experiments.workers import WorkerError, run_all
+from crossbn.records import RecordError
+from crossbn.report.demo_table import COLUMNS, caption, demo_table
 from crossbn.report.page import Page
-from crossbn.report.table import COLUMNS, caption, cells
 
 
 def demo(
@@ -48,20 +48,16 @@ def demo(
         table = rows(records)
         page = _write_page(table, records, out)
     except KeyboardInterrupt:
-        _fail("interrupted; the same command again does the runs that are missing")
+        fail("interrupted; the same command again does the runs that are missing")
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}")
+        fail(f"{error.strerror}: {error.filename}")
     except RecordError as error:
-        _fail(f"{error}; --fresh starts anew")
+        fail(f"{error}; --fresh starts anew")
     except WorkerError as error:
-        _fail(str(error))
-    _print_table(table)
+        fail(str(error))
+    print_tables([demo_table(table)], len(COLUMNS))
+    print_texts(caption(table), *findings(table))
     typer.echo(f"{page} shows the table and the curves.")
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"crossbn: {sentence}", err=True)
-    raise typer.Exit(1)
 
 
 def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
@@ -83,20 +79,12 @@ def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
     return [found[run.name, run.seed] for run in runs]
 
 
-def _print_table(table: Sequence[Row]) -> None:
-    shown = Table(caption=caption(table), caption_justify="left")
-    for i, column in enumerate(COLUMNS):
-        shown.add_column(column, justify="right" if i else "left")
-    for row in table:
-        shown.add_row(*cells(row))
-    Console().print(shown, *findings(table), sep="\n")
-
-
 def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> Path:
-    from crossbn.report.figure import draw_curves  # matplotlib is slow to import
+    from crossbn.report.demo_figure import plot_curves  # matplotlib is slow to import
+    from crossbn.report.figure import save_png
 
     picture, index = out / "curves.png", out / "index.html"
-    draw_curves(table, picture)
+    save_png(plot_curves(table), picture)
     cbn = table[-1]
     page = Page(
         title=f"BN, GN and CBN side by side at batch size {cbn.batch_size}",

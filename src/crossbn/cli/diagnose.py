@@ -5,25 +5,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table as Shown
 from torch import Tensor, nn
 
 from crossbn.analysis import FidelityProbe, FidelityRecord, recommend
 from crossbn.analysis.fidelity_records import append_records
 from crossbn.analysis.undisturbed import undisturbed
 from crossbn.cli.extras import require
+from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.convert import convert_
 from crossbn.cost import surroundings
 from crossbn.cost.models import Build, find_model
-from crossbn.report.cost_table import Table
 from crossbn.report.fidelity_table import COLUMNS, caption, fidelity_tables
+from crossbn.report.table import Table
 from crossbn.schedules import window_for
 
 DATA = ("digits", "random")
@@ -90,11 +90,12 @@ def diagnose(
         probe = FidelityProbe(network, every=every)
         _train(network, images, probe, steps, lr, output / "records.jsonl")
         if not probe.records:
-            _fail(f"no step was remembered: the loss diverged, or the burn-in of {burn_in} lasted to the end")
+            fail(f"no step was remembered: the loss diverged, or the burn-in of {burn_in} lasted to the end")
         tables, sentence = fidelity_tables(probe.records), str(recommend(probe.records, window, burn_in))
         text = caption(probe.records, probe.left_out, context)
         _write(tables, sentence, text, probe.records, output)
-    _print(tables, sentence, text)
+    print_tables(tables, COLUMNS)
+    print_texts(text, sentence)
 
 
 def _images(data: str, batch_size: int, channels: int, size: int, seed: int) -> Images:
@@ -143,10 +144,10 @@ def _network(build: Build, settings: dict[str, Any], example: Tensor) -> nn.Modu
             network(example)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).partition("\n")[0]
-        _fail(f"the model does not run with images {tuple(example.shape)}: {reason}")
+        fail(f"the model does not run with images {tuple(example.shape)}: {reason}")
     report = convert_(network, example_inputs=(example,), **settings)
     if len(report.left) == len(report.records):
-        _fail(f"the model has no BatchNorm that can be converted: {report.summary()}")
+        fail(f"the model has no BatchNorm that can be converted: {report.summary()}")
     return network
 
 
@@ -164,23 +165,12 @@ def _train(network: nn.Module, images: Images, probe: FidelityProbe, steps: int,
 
 
 def _write(tables: Sequence[Table], sentence: str, text: str, records: Sequence[FidelityRecord], output: Path) -> None:
-    from crossbn.report.fidelity_figure import draw_fidelity  # matplotlib is slow to import
+    from crossbn.report.fidelity_figure import plot_fidelity  # matplotlib is slow to import
+    from crossbn.report.figure import save_png
 
     page = "\n\n".join([sentence, *(table.markdown() for table in tables), text])
     (output / "table.md").write_text(f"{page}\n", encoding="utf-8")
-    draw_fidelity(records, output / "fidelity.png")
-
-
-def _print(tables: Sequence[Table], sentence: str, text: str) -> None:
-    console = Console()
-    for part in (part for table in tables for part in table.cut(COLUMNS)):
-        shown = Shown(title=part.title, title_justify="left")
-        for i, column in enumerate(part.columns):
-            shown.add_column(column, justify="right" if i else "left")
-        for row in part.rows:
-            shown.add_row(*row)
-        console.print(shown)
-    console.print(text, sentence, sep="\n\n")
+    save_png(plot_fidelity(records), output / "fidelity.png")
 
 
 @contextmanager
@@ -189,11 +179,6 @@ def _mistakes_told(output: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _fail(f"interrupted; {output / 'records.jsonl'} has what was measured until then")
+        fail(f"interrupted; {output / 'records.jsonl'} has what was measured until then")
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}")
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"crossbn: {sentence}", err=True)
-    raise typer.Exit(1)
+        fail(f"{error.strerror}: {error.filename}")

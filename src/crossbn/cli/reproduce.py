@@ -4,24 +4,24 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as Shown
 
 from crossbn.cli.extras import require
+from crossbn.cli.printing import fail, print_tables
 from crossbn.experiments import runner
 from crossbn.experiments.estimates import in_words
 from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
 from crossbn.experiments.pictures import FOLDER_VARIABLE
-from crossbn.experiments.records import RecordError
 from crossbn.experiments.registry import EXPERIMENTS
 from crossbn.experiments.tasks import Result, Task
 from crossbn.experiments.workers import WorkerError
+from crossbn.records import RecordError
 from crossbn.report.comparison import comparison_table, surroundings
-from crossbn.report.cost_table import Table
+from crossbn.report.table import Table
 
 _COLUMNS = 7  # that fit a terminal
 
@@ -46,7 +46,8 @@ def reproduce(
     that the first has already are not repeated, so a call that was interrupted goes on where it stopped.
     """
     if list_all:
-        _print(Table("", ("name", "what it is"), tuple((key, each.TITLE) for key, each in EXPERIMENTS.items())))
+        titles = tuple((key, each.TITLE) for key, each in EXPERIMENTS.items())
+        print_tables([Table("", ("name", "what it is"), titles)], _COLUMNS, "left", no_wrap=True)
         return
     if name not in EXPERIMENTS:
         problem = "a name is missing" if name is None else f"there is no {name!r}"
@@ -65,7 +66,7 @@ def reproduce(
             return
         _carry_on(experiment, progress)
         table = _write(name, experiment, scale, progress)
-    _print(table, justify="right")
+    print_tables([table], _COLUMNS, no_wrap=True)
     for note in [*experiment.notes(scale), surroundings(progress.results)]:
         typer.echo(f"\n{note}")
 
@@ -81,7 +82,7 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
         )
         for task in progress.tasks
     ]
-    _print(Table(experiment.TITLE, ("run", "settings", "about"), tuple(rows)))
+    print_tables([Table(experiment.TITLE, ("run", "settings", "about"), tuple(rows))], _COLUMNS, "left", no_wrap=True)
     processes = runner.processes_of(experiment)
     missing = [seconds[key] for key in todo]
     total = in_words(max(sum(missing) / processes, *missing, 0.0))
@@ -117,6 +118,7 @@ def _label(task: Task) -> str:
 
 def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Progress) -> Table:
     from crossbn.report.experiment_figures import FIGURES  # matplotlib is slow to import
+    from crossbn.report.figure import save_png
 
     results = progress.results
     title = f"{experiment.TITLE} ({scale.value} scale)"
@@ -124,21 +126,10 @@ def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Pro
     parts = [table.markdown(), *experiment.notes(scale), surroundings(results)]
     if name in FIGURES:
         picture = progress.path.with_suffix(".png")
-        FIGURES[name](results, picture)
+        save_png(FIGURES[name](results), picture)
         parts.insert(1, f"![{title}]({picture.name})")
     progress.path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return table
-
-
-def _print(table: Table, justify: Literal["left", "right"] = "left") -> None:
-    console = Console()
-    for part in table.cut(_COLUMNS):
-        shown = Shown(title=part.title or None, title_justify="left")
-        for i, column in enumerate(part.columns):
-            shown.add_column(column, justify=justify if i else "left", no_wrap=not i)
-        for row in part.rows:
-            shown.add_row(*row)
-        console.print(shown)
 
 
 @contextmanager
@@ -147,15 +138,10 @@ def _mistakes_told() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _fail("interrupted; the same command again does the runs that are missing")
+        fail("interrupted; the same command again does the runs that are missing")
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}")
+        fail(f"{error.strerror}: {error.filename}")
     except RecordError as error:
-        _fail(f"{error}; --fresh starts anew")
+        fail(f"{error}; --fresh starts anew")
     except (UnavailableError, WorkerError) as error:
-        _fail(str(error))
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"crossbn: {sentence}", err=True)
-    raise typer.Exit(1)
+        fail(str(error))

@@ -5,14 +5,13 @@ from crossbn.cost.flops import Flops, count_step
 from crossbn.cost.measuring import measure
 from crossbn.cost.memory import peak_above_start
 from crossbn.cost.models import find_model
-from crossbn.cost.records import CostRecord, CostRecordError, append_records, find_baseline, read_records
+from crossbn.cost.records import CostRecord, append_records, find_baseline, read_records
 from crossbn.cost.timing import Precision, Timing, interleave
 
 __all__ = [
     "Case",
     "CaseError",
     "CostRecord",
-    "CostRecordError",
     "Flops",
     "Precision",
     "Timing",

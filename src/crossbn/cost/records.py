@@ -9,12 +9,9 @@ from crossbn.cost import surroundings
 from crossbn.cost.cases import BASELINE, Case
 from crossbn.cost.flops import Flops
 from crossbn.cost.timing import Precision, Timing
+from crossbn.records import append_lines, read_lines
 
 MEASURES = ("train", "burn_in", "eval", "folded")
-
-
-class CostRecordError(ValueError):
-    """A file of records holds something else."""
 
 
 @dataclass(frozen=True)
@@ -93,22 +90,13 @@ def find_baseline(record: CostRecord, records: Iterable[CostRecord]) -> CostReco
 
 def append_records(path: Path, records: Sequence[CostRecord]) -> None:
     """Add lines to the file, which need not exist yet."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(f"{record.to_json()}\n" for record in records))
+    append_lines(path, records)
 
 
 def read_records(path: Path) -> list[CostRecord]:
     """Return the records of a file, none if there is no such file.
 
     Raises:
-        CostRecordError: if a line is not a record.
+        RecordError: if a line is not a record.
     """
-    if not path.exists():
-        return []
-    records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            records.append(CostRecord.from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CostRecordError(f"line {number} of {path} is not a record of costs") from error
-    return records
+    return read_lines(path, CostRecord.from_json, "a record of costs")

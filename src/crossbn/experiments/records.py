@@ -11,10 +11,7 @@ import torch
 
 import crossbn
 from crossbn.experiments.cores import usable_cores
-
-
-class RecordError(ValueError):
-    """A file of records holds something else."""
+from crossbn.records import append_lines, read_lines
 
 
 class Point(NamedTuple):
@@ -108,8 +105,7 @@ class Record:
 
 def append_record(path: Path, record: Record) -> None:
     """Add a line to the file, which need not exist yet."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{record.to_json()}\n")
+    append_lines(path, [record])
 
 
 def read_records(path: Path) -> list[Record]:
@@ -118,12 +114,4 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         RecordError: if a line is not a record.
     """
-    if not path.exists():
-        return []
-    records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            records.append(Record.from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"line {number} of {path} is not a record") from error
-    return records
+    return read_lines(path, Record.from_json, "a record")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from crossbn.cost import surroundings
 from crossbn.experiments.cores import usable_cores
-from crossbn.experiments.records import RecordError
+from crossbn.records import append_lines, read_lines
 
 Values = Mapping[str, Any]
 """Whatever JSON can hold, by name."""
@@ -98,8 +98,7 @@ class Result:
 
 def append_result(path: Path, result: Result) -> None:
     """Add a line to the file, which need not exist yet."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{result.to_json()}\n")
+    append_lines(path, [result])
 
 
 def read_results(path: Path) -> list[Result]:
@@ -108,15 +107,7 @@ def read_results(path: Path) -> list[Result]:
     Raises:
         RecordError: if a line is not a result.
     """
-    if not path.exists():
-        return []
-    results = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            results.append(Result.from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"line {number} of {path} is not the result of a run") from error
-    return results
+    return read_lines(path, Result.from_json, "the result of a run")
 
 
 def by_name(results: Sequence[Result]) -> dict[str, list[Result]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from crossbn.experiments.experiment import Comparison, Measure
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import Result
-from crossbn.report.cost_table import Table
+from crossbn.report.table import Table
 
 PAPER = "paper"
 

@@ -1,7 +1,6 @@
 """How costs grow with sizes."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,19 +14,13 @@ from crossbn.report.figure import COLOURS, LINES
 _LABELS = {"window": "Window, steps", "batch size": "Batch size", "image size": "Image size, pixels"}
 
 
-def draw_growth(growth: Growth, records: Sequence[CostRecord], path: Path) -> None:
-    """Draw the time of a training step relative to BN into the file `path`, a panel for each size that grows.
+def plot_growth(growth: Growth, records: Sequence[CostRecord]) -> Figure:
+    """Return the time of a training step relative to BN, a panel for each size that grows.
 
     Args:
         growth: the cases, by the size that they differ in.
         records: of these cases.
-        path: a PNG file.
     """
-    plot_growth(growth, records).savefig(path, metadata={"Software": None})
-
-
-def plot_growth(growth: Growth, records: Sequence[CostRecord]) -> Figure:
-    """Return what `draw_growth` draws."""
     figure = Figure(figsize=(1.2 + 3.2 * len(growth), 3.6), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(growth), sharey=True, squeeze=False)[0]
     for axes, (size, cases) in zip(panels, growth.items(), strict=True):

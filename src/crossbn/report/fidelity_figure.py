@@ -1,7 +1,6 @@
 """Errors of naive and compensated variances by age, by layer and during training."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,13 +15,8 @@ _STYLES = {WHOLE_NETWORK: LINES[0], SAME_LAYER: LINES[1]}
 _FLOOR = 1e-4  # of the logarithmic axis: a hundredth of a percent
 
 
-def draw_fidelity(records: Sequence[FidelityRecord], path: Path) -> None:
-    """Draw the errors of the variance into the file `path`, a PNG."""
-    plot_fidelity(records).savefig(path, metadata={"Software": None})
-
-
 def plot_fidelity(records: Sequence[FidelityRecord]) -> Figure:
-    """Return what `draw_fidelity` draws."""
+    """Return the errors of the variance, a panel for each grouping."""
     figure = Figure(figsize=(10.8, 4.0), dpi=150, layout="constrained")
     age, layer, step = figure.subplots(1, 3, sharey=True)
     ages, layers, steps = by_age(records), by_layer(records), by_progress(records)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from crossbn.analysis.fidelity_records import TRUTHS, Fidelity, FidelityRecord
 from crossbn.analysis.grouping import Averages, by_age, by_layer, by_progress
-from crossbn.report.cost_table import Table
+from crossbn.report.table import Table
 
 COLUMNS = 5  # of each truth
 _PARTS = 4  # of the training

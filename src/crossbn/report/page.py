@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from crossbn.experiments.rows import Row
-from crossbn.report.table import COLUMNS, caption, cells
+from crossbn.report.demo_table import COLUMNS, caption, cells
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">

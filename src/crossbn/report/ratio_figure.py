@@ -1,7 +1,6 @@
 """Ratios of gradients during training, a panel for each network."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -15,13 +14,8 @@ _MOMENTS = {"mean": "mean", "second_moment": "second moment"}
 _LINES = ("-", ":")
 
 
-def draw_ratios(results: Sequence[Result], path: Path) -> None:
-    """Draw the ratios for l-1 and l-2 over the steps of training, with the paper's beside, into the file `path`."""
-    plot_ratios(results).savefig(path, metadata={"Software": None})
-
-
 def plot_ratios(results: Sequence[Result]) -> Figure:
-    """Return what `draw_ratios` draws."""
+    """Return the ratios for l-1 and l-2 over the steps of training, with the paper's beside."""
     groups = by_name(results)
     figure = Figure(figsize=(1.2 + 2.6 * len(groups), 3.8), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]

@@ -1,32 +1,28 @@
-"""Rows as text, for the terminal and the page alike."""
+"""A table as text, for the terminal, for Markdown and for the page alike."""
 
-from collections.abc import Sequence
-
-from crossbn.experiments.rows import Row, Spread
-
-COLUMNS = ("norm", "window", "seeds", "mean ± sd, %", "seconds")
+from typing import NamedTuple
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Return a row as text, column by column."""
-    window = str(row.window) if row.norm == "cbn" else ""
-    return (row.name, window, str(row.seeds), percent(row.accuracy), f"{row.seconds:.1f}")
+class Table(NamedTuple):
+    """Cells of text; the first column says what a row is."""
 
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
-def percent(spread: Spread) -> str:
-    """Return mean and, if there is one, standard deviation in percent.
+    def cut(self, most: int) -> "list[Table]":
+        """Return the table in parts, none with more than `most` columns beside the first."""
+        pieces = [slice(start, start + most) for start in range(1, len(self.columns), most)]
+        return [
+            Table(
+                self.title,
+                (self.columns[0], *self.columns[piece]),
+                tuple((row[0], *row[piece]) for row in self.rows),
+            )
+            for piece in pieces
+        ]
 
-    Example:
-        >>> percent(Spread(0.93751, 0.004)), percent(Spread(0.5, None))
-        ('93.8 ± 0.4', '50.0')
-    """
-    mean = f"{100 * spread.mean:.1f}"
-    return mean if spread.sd is None else f"{mean} ± {100 * spread.sd:.1f}"
-
-
-def caption(rows: Sequence[Row]) -> str:
-    """Say what the columns are."""
-    return (
-        f"Accuracy on {rows[0].test_images} test images at the end of training: mean and standard deviation (sd) over "
-        "the seeds. Seconds are wall-clock time of one run on one core, others beside it."
-    )
+    def markdown(self) -> str:
+        """Return the table under its title as a headline."""
+        lines = [self.columns, ("---", *["---:"] * (len(self.columns) - 1)), *self.rows]
+        return "\n".join([f"### {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines)])
