@@ -1,0 +1,1 @@
+"""Other people's libraries, one file each; importing this package loads none of them."""

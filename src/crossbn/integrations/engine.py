@@ -1,0 +1,16 @@
+"""The training engine's names, from the one place that makes it importable.
+
+Lightning imports torchmetrics, which imports torchvision, which fails beside a torch that its operators were not built
+for; see `crossbn.compat`.
+"""
+
+from importlib.util import find_spec
+
+from crossbn.compat import ensure_torchvision
+
+if find_spec("torchvision") is not None:
+    ensure_torchvision()
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+
+__all__ = ["Callback", "LightningDataModule", "LightningModule", "Trainer"]

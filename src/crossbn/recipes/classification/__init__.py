@@ -1,0 +1,6 @@
+"""Image classification; `train` does a run."""
+
+from crossbn.recipes.classification.recipe import Outcome, Point, Progress, Recipe, RecipeError
+from crossbn.recipes.classification.training import train
+
+__all__ = ["Outcome", "Point", "Progress", "Recipe", "RecipeError", "train"]

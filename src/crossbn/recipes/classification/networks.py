@@ -1,0 +1,117 @@
+"""Networks by name: torchvision's classifiers, and the small residual networks of CIFAR.
+
+Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
+https://arxiv.org/abs/1512.03385, section 4.2. Where a block changes the number of channels its shortcut is a
+convolution of size 1 with a norm, the paper's option B.
+"""
+
+import re
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crossbn.compat import ensure_torchvision
+from crossbn.recipes.classification.recipe import RecipeError
+
+STAGES = 3
+
+
+class Block(nn.Module):
+    """Two convolutions with norms beside a shortcut."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            convolution = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, channels, H / stride, W / stride]."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class SmallResNet(nn.Sequential):
+    """A residual network of 6n + 2 layers for small images: three stages, each half as large and twice as wide.
+
+    Args:
+        layers: 8, 14, 20 and so on.
+        channels: of the images.
+        classes: to tell apart.
+        width: channels of the first stage.
+
+    Raises:
+        RecipeError: for another number of layers.
+    """
+
+    def __init__(self, layers: int, channels: int, classes: int, width: int = 16) -> None:
+        blocks, rest = divmod(layers - 2, 2 * STAGES)
+        if rest or blocks < 1:
+            raise RecipeError(f"a small residual network has 8, 14, 20, ... layers (6n + 2), got {layers}")
+        parts: list[nn.Module] = [
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        ]
+        before = width
+        for stage in range(STAGES):
+            for block in range(blocks):
+                parts.append(Block(before, width << stage, 2 if stage and not block else 1))
+                before = width << stage
+        super().__init__(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+def is_small(name: str) -> bool:
+    """Tell whether a model is one of the small residual networks, and not one of torchvision's."""
+    return re.fullmatch(r"resnet\d+", name) is not None and name not in _torchvision_names()
+
+
+def build_network(name: str, channels: int, classes: int, width: int = 16, seed: int = 0) -> nn.Module:
+    """Return a network with BatchNorm; equal seeds give equal weights.
+
+    Args:
+        name: of one of torchvision's classifiers, or "resnet" and 8, 14, 20, ... for a small one.
+        channels: of the images; torchvision's take 3, whatever this is.
+        classes: to tell apart.
+        width: of a small one, channels of its first stage.
+        seed: of the weights.
+
+    Raises:
+        RecipeError: if there is no such network.
+
+    Example:
+        >>> sum(each.numel() for each in build_network("resnet20", 3, 10).parameters())
+        272474
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if is_small(name):
+            return SmallResNet(int(name.removeprefix("resnet")), channels, classes, width)
+        return _build_torchvision(name, classes)
+
+
+def _torchvision_names() -> list[str]:
+    ensure_torchvision()
+    from torchvision import models
+
+    return models.list_models(module=models)
+
+
+def _build_torchvision(name: str, classes: int) -> nn.Module:
+    from torchvision import models
+
+    if name not in _torchvision_names():
+        raise RecipeError(
+            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ... of our own and torchvision's "
+            f"{', '.join(_torchvision_names())}"
+        )
+    # Heads on the way would return several scores in training.
+    heads: dict[str, Any] = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    return models.get_model(name, weights=None, num_classes=classes, **heads)
