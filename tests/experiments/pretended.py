@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from crossbn.experiments.experiment import Comparison, Measure, Scale, UnavailableError
 from crossbn.experiments.rows import Spread
@@ -30,8 +31,11 @@ def check(tasks: Sequence[Task]) -> None:
         raise UnavailableError("large numbers are not in the folder")
 
 
-def work(task: Task, watch: Callable[[News], None]) -> Values:
+def work(task: Task, watch: Callable[[News], None], folder: Path | None = None) -> Values:
     watch(News(0.5, "half way"))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoint").write_text("half way")
     number = task.settings["number"] + task.seed
     return {"number": number, "square": number**2, "process": os.getpid()}
 

@@ -10,7 +10,7 @@ from crossbn.experiments.experiment import Comparison, Experiment, Measure, Scal
 from crossbn.experiments.registry import EXPERIMENTS
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.runner import Progress, carry_on, do
-from crossbn.experiments.tasks import News, Result, Task, append_result, read_results
+from crossbn.experiments.tasks import News, Result, Task, append_result, forget_results, read_results
 from crossbn.records import RecordError
 from crossbn.report.comparison import comparison_table, surroundings
 from tests.experiments import pretended
@@ -19,7 +19,7 @@ EXPERIMENT: Experiment = pretended
 
 
 def result(task: Task) -> Result:
-    return do(pretended.work, task, lambda _: None)
+    return Result(task, pretended.work(task, lambda _: None), 0.5)
 
 
 def test_a_result_survives_its_file(tmp_path: Path) -> None:
@@ -60,6 +60,36 @@ def test_missing_runs_are_done_in_other_processes(tmp_path: Path) -> None:
     assert os.getpid() not in {each.values["process"] for each in progress.results[1:]}
     assert progress.todo == []
     assert Progress.read(tasks, path).results == progress.results
+    assert [each.name for each in tmp_path.iterdir()] == ["results.jsonl"]  # what runs leave on their way is gone
+
+
+def test_a_run_has_a_folder_of_its_own_until_its_result_is_written(tmp_path: Path) -> None:
+    one, two = pretended.configs(Scale.SMALL)
+    assert do(pretended.work, tmp_path / "runs", one, lambda _: None).values["number"] == 1
+    progress = Progress([one, two], tmp_path / "results.jsonl", {})
+    assert (progress.folder / one.folder_name / "checkpoint").read_text() == "half way"
+    do(pretended.work, progress.folder, two, lambda _: None)
+    assert one.folder_name != two.folder_name
+    progress.tidy(one)
+    assert [each.name for each in progress.folder.iterdir()] == [two.folder_name]
+    progress.tidy(two)
+    assert not progress.folder.exists()
+
+
+def test_starting_anew_forgets_these_runs_only(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    one, two = pretended.configs(Scale.SMALL)
+    forget_results(path, [one])
+    assert not path.exists()
+    for task in (one, two, one):
+        append_result(path, result(task))
+    with path.open("a") as file:
+        file.write("{damaged\n")
+    do(pretended.work, tmp_path / "runs", one, lambda _: None)
+    progress = Progress.anew([one], path)
+    assert progress.todo == [one]
+    assert [each.task for each in read_results(path)] == [two]
+    assert [each.name for each in tmp_path.iterdir()] == ["results.jsonl"]
 
 
 def test_a_caller_that_stops_listening_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +130,13 @@ def test_the_paper_s_numbers_stand_beside_ours() -> None:
 def test_seeds_have_a_standard_deviation() -> None:
     row = Comparison("CBN", {"size": Spread.of([1.0, 2.0, 3.0])})
     assert comparison_table("", [Measure("size", "size")], [row]).rows == (("CBN", "2.00 ± 1.00"),)
+
+
+def test_remarks_are_the_last_column_where_there_are_any() -> None:
+    rows = [Comparison("BN", {"size": Spread(1.0, None)}), Comparison("CBN", {}, {"size": 3.0}, "+2.0 to BN")]
+    table = comparison_table("", [Measure("size", "size")], rows)
+    assert table.columns == ("", "size", "paper", "difference")
+    assert table.rows == (("BN", "1.00", "", ""), ("CBN", "", "3.00", "+2.0 to BN"))
 
 
 def test_surroundings_name_seeds_and_software() -> None:

@@ -1,14 +1,14 @@
 """`crossbn reproduce`: one table or figure of the paper, next to the paper's numbers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables
@@ -38,12 +38,13 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(help="Directory of the data sets.", envvar=FOLDER_VARIABLE, show_default="data")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the results of earlier calls.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier calls have of these runs.")] = False,
 ) -> None:
     """Reproduce a table or figure of the paper, next to the paper's numbers.
 
     Writes NAME-SCALE.jsonl with a line for each run, NAME-SCALE.md with the table and, for some, NAME-SCALE.png. Runs
-    that the first has already are not repeated, so a call that was interrupted goes on where it stopped.
+    that the first has already are not repeated, so a call that was interrupted goes on where it stopped. Tables of
+    trained classifiers share their runs: these are in classification-SCALE.jsonl.
     """
     if list_all:
         titles = tuple((key, each.TITLE) for key, each in EXPERIMENTS.items())
@@ -56,11 +57,12 @@ def reproduce(
     require("torchvision", extra="vision")
     if data is not None:
         os.environ[FOLDER_VARIABLE] = str(data)  # the runs are processes of their own
-    experiment, path = EXPERIMENTS[name], output / f"{name}-{scale.value}.jsonl"
+    experiment = EXPERIMENTS[name]
+    tasks = experiment.configs(scale, seeds)
+    path = output / f"{tasks[0].experiment}-{scale.value}.jsonl"
     with _mistakes_told():
-        if fresh and not dry_run:
-            path.unlink(missing_ok=True)
-        progress = runner.Progress.read(experiment.configs(scale, seeds), path)
+        begin = runner.Progress.anew if fresh and not dry_run else runner.Progress.read
+        progress = begin(tasks, path)
         if dry_run:
             _print_plan(experiment, progress)
             return
@@ -74,20 +76,28 @@ def reproduce(
 def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     todo = {task.key for task in progress.todo}
     seconds = {task.key: experiment.estimate_seconds(task) for task in progress.tasks}
+    first = progress.tasks[0].settings
+    shared = [name for name in first if all(task.settings.get(name) == first[name] for task in progress.tasks)]
     rows = [
         (
             f"{task.name}, seed {task.seed}",
-            ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in task.settings.items()),
+            _describe({name: value for name, value in task.settings.items() if name not in shared}),
             in_words(seconds[task.key]) if task.key in todo else "done",
         )
         for task in progress.tasks
     ]
     print_tables([Table(experiment.TITLE, ("run", "settings", "about"), tuple(rows))], _COLUMNS, "left", no_wrap=True)
+    if shared:
+        typer.echo(f"All runs: {_describe({name: first[name] for name in shared})}.")
     processes = runner.processes_of(experiment)
     missing = [seconds[key] for key in todo]
     total = in_words(max(sum(missing) / processes, *missing, 0.0))
     beside = f", {processes} at once" if processes > 1 else ""
     typer.echo(f"{len(todo)} of {len(progress.tasks)} runs to do{beside}: about {total} on this machine.")
+
+
+def _describe(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
 
 
 def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
@@ -100,16 +110,20 @@ def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
     progress.path.parent.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
-        bars = {task.key: shown.add_task(_label(task), total=1.0, start=False) for task in progress.todo}
+        whole = shown.add_task("all runs", total=float(len(progress.todo)))
+        bars: dict[str, TaskID] = {}  # of the runs under way
         with closing(runner.carry_on(experiment, progress)) as events:
             for task, news in events:
                 if isinstance(news, Result):
                     shown.console.print(f"{_label(task)}: done in {in_words(news.seconds)}")
-                    shown.update(bars[task.key], completed=1.0, description=_label(task))
-                else:
-                    shown.start_task(bars[task.key])
-                    told = f"{_label(task)}: {news.phrase}"
-                    shown.update(bars[task.key], completed=news.share, description=told)
+                    shown.advance(whole)
+                    if task.key in bars:
+                        shown.remove_task(bars.pop(task.key))
+                    continue
+                if task.key not in bars:
+                    bars[task.key] = shown.add_task(_label(task), total=1.0)
+                told = f"{_label(task)}: {news.phrase}"
+                shown.update(bars[task.key], completed=news.share, description=told)
 
 
 def _label(task: Task) -> str:
@@ -120,15 +134,15 @@ def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Pro
     from crossbn.report.experiment_figures import FIGURES  # matplotlib is slow to import
     from crossbn.report.figure import save_png
 
-    results = progress.results
+    results, written = progress.results, progress.path.with_name(f"{name}-{scale.value}.jsonl")
     title = f"{experiment.TITLE} ({scale.value} scale)"
     table = comparison_table(title, experiment.MEASURES, experiment.rows(results))
     parts = [table.markdown(), *experiment.notes(scale), surroundings(results)]
     if name in FIGURES:
-        picture = progress.path.with_suffix(".png")
+        picture = written.with_suffix(".png")
         save_png(FIGURES[name](results), picture)
         parts.insert(1, f"![{title}]({picture.name})")
-    progress.path.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    written.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return table
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def check(_: Sequence[Task]) -> None:
     """Nothing can be missing: the networks are torchvision's, the images random."""
 
 
-def work(task: Task, watch: Callable[[News], None]) -> Values:
+def work(task: Task, watch: Callable[[News], None], _: Path | None = None) -> Values:
     """Measure the norms of a case side by side."""
     records = measure(case_of(task), watch=lambda phrase: watch(News(0.0, phrase)))
     return {"norms": [json.loads(record.to_json()) for record in records]}

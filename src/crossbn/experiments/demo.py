@@ -4,11 +4,10 @@ BN at batch size 32 is the ceiling. All runs see the same images equally often, 
 to the batch size, as in the paper, so a run differs from the ceiling in its batch and its norm alone.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 
 from crossbn.experiments.records import Record, Run
-from crossbn.experiments.rows import Row, summarize
+from crossbn.experiments.rows import Row, exceeds_noise, summarize
 from crossbn.schedules import window_for
 
 CEILING_BATCH_SIZE = 32
@@ -93,19 +92,14 @@ def findings(table: Sequence[Row]) -> list[str]:
 def _certainty(cbn: Row, others: Sequence[Row]) -> str:
     if cbn.accuracy.sd is None:
         return "One seed cannot tell a difference from chance."
-    clear = [row.name for row in others if _exceeds_noise(cbn, row)]
-    unclear = [row.name for row in others if not _exceeds_noise(cbn, row)]
+    clear = [row.name for row in others if exceeds_noise(cbn.accuracy, row.accuracy, cbn.seeds)]
+    unclear = [row.name for row in others if row.name not in clear]
     parts = []
     if clear:
         parts.append(f"CBN's distance to {_enumerate(clear)} is more than twice its standard error")
     if unclear:
         parts.append(f"CBN's distance to {_enumerate(unclear)} is less than twice its standard error and may be chance")
     return f"Over {cbn.seeds} seeds, {'; '.join(parts)}."
-
-
-def _exceeds_noise(a: Row, b: Row) -> bool:
-    standard_error = math.hypot(a.accuracy.sd or 0.0, b.accuracy.sd or 0.0) / math.sqrt(a.seeds)
-    return abs(a.accuracy.mean - b.accuracy.mean) > 2 * standard_error
 
 
 def _points(difference: float) -> str:

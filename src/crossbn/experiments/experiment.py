@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from crossbn.experiments.rows import Spread
@@ -41,11 +42,13 @@ class Comparison:
         name: of the row.
         ours: by the name of the measure, over the seeds.
         paper: by the name of the measure.
+        remark: how the row compares with others, in a few words.
     """
 
     name: str
     ours: Mapping[str, Spread]
     paper: Mapping[str, float] = field(default_factory=dict)
+    remark: str = ""
 
 
 class Experiment(Protocol):
@@ -73,12 +76,12 @@ class Experiment(Protocol):
         """Raise UnavailableError if something that the runs need is missing."""
         ...
 
-    def work(self, task: Task, watch: Callable[[News], None]) -> Values:
-        """Do a run."""
+    def work(self, task: Task, watch: Callable[[News], None], folder: Path, /) -> Values:
+        """Do a run, or go on with one that left something in the folder, which need not be there."""
         ...
 
     def rows(self, results: Sequence[Result]) -> list[Comparison]:
-        """Return the rows of the table, in the order of the results."""
+        """Return the rows of the table; runs of other tables may be among the results, runs may be missing."""
         ...
 
     def notes(self, scale: Scale) -> list[str]:

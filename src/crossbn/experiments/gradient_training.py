@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ _FORWARDS_A_PROBE = 2 * 3 * 2
 _OVERHEAD = 2.0
 
 
-def train_and_look(task: Task, watch: Callable[[News], None]) -> Values:
+def train_and_look(task: Task, watch: Callable[[News], None], _: Path | None = None) -> Values:
     """Train with SGD, with a learning rate that falls linearly to 0, and look before, on the way and at the end.
 
     Each look is at the batch that comes next, with the weights of that moment.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -125,7 +126,7 @@ def estimate_seconds(task: Task) -> float:
     return settings["steps"] * (calls + forward * passes / measure_flops_per_second(1))
 
 
-def work(task: Task, watch: Callable[[News], None]) -> Values:
+def work(task: Task, watch: Callable[[News], None], _: Path | None = None) -> Values:
     """Train with SGD, with a learning rate that falls linearly to 0, and test at the end."""
     settings: Any = task.settings
     torch.manual_seed(task.seed)

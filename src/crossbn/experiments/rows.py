@@ -1,5 +1,6 @@
 """Rows of a table: what the seeds of a run have in common, and how far they differ."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -24,6 +25,23 @@ class Spread(NamedTuple):
             Spread(mean=2.0, sd=1.0)
         """
         return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+def exceeds_noise(a: Spread, b: Spread, seeds: int) -> bool:
+    """Tell whether two means differ by more than twice the standard error of their difference; one seed never tells.
+
+    Args:
+        a: over the seeds.
+        b: over as many.
+        seeds: how many.
+
+    Example:
+        >>> exceeds_noise(Spread(5.0, 1.0), Spread(3.0, 1.0), 4), exceeds_noise(Spread(5.0, 1.0), Spread(3.0, 1.0), 2)
+        (True, False)
+    """
+    if a.sd is None or b.sd is None:
+        return False
+    return abs(a.mean - b.mean) > 2 * math.hypot(a.sd, b.sd) / math.sqrt(seeds)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,19 @@
 """Doing the runs of an experiment that have not been done yet."""
 
+import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from crossbn.experiments.cores import usable_cores
 from crossbn.experiments.experiment import Experiment
-from crossbn.experiments.tasks import News, Result, Task, Values, append_result, read_results
+from crossbn.experiments.tasks import News, Result, Task, Values, append_result, forget_results, read_results
 from crossbn.experiments.workers import run_all
 
-Work = Callable[[Task, Callable[[News], None]], Values]
+Work = Callable[[Task, Callable[[News], None], Path], Values]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,26 @@ class Progress:
         """
         known = read_results(path)
         return cls(tasks, path, {task.key: result for task in tasks for result in known if result.answers(task)})
+
+    @classmethod
+    def anew(cls, tasks: Sequence[Task], path: Path) -> "Progress":
+        """Forget the results of the runs, and what unfinished ones have left; other runs' in the file stay."""
+        forget_results(path, tasks)
+        progress = cls(tasks, path, {})
+        for task in tasks:
+            progress.tidy(task)
+        return progress
+
+    @property
+    def folder(self) -> Path:
+        """Where unfinished runs have a folder each."""
+        return self.path.parent / "runs"
+
+    def tidy(self, task: Task) -> None:
+        """Remove what an unfinished run left, and the folder of all with the last of them."""
+        shutil.rmtree(self.folder / task.folder_name, ignore_errors=True)
+        with suppress(OSError):  # it is not there, or not empty
+            self.folder.rmdir()
 
     @property
     def todo(self) -> list[Task]:
@@ -68,16 +89,17 @@ def carry_on(experiment: Experiment, progress: Progress) -> Generator[tuple[Task
     experiment.check(todo)
     # The longest first, so that no core is idle at the end.
     todo.sort(key=experiment.estimate_seconds, reverse=True)
-    with closing(run_all(partial(do, experiment.work), todo, processes_of(experiment))) as events:
+    with closing(run_all(partial(do, experiment.work, progress.folder), todo, processes_of(experiment))) as events:
         for task, news in events:
             if isinstance(news, Result):
                 append_result(progress.path, news)
                 progress.found[task.key] = news
+                progress.tidy(task)
             yield task, news
 
 
-def do(work: Work, task: Task, watch: Callable[[News], None]) -> Result:
-    """Do one run and take its time."""
+def do(work: Work, folder: Path, task: Task, watch: Callable[[News], None]) -> Result:
+    """Do one run, with a folder of its own in `folder`, and take its time."""
     started = time.perf_counter()
-    values = work(task, watch)
+    values = work(task, watch, folder / task.folder_name)
     return Result(task, values, time.perf_counter() - started)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -108,7 +109,7 @@ def limited(window_samples: int | None) -> Iterator[None]:
         plan._WINDOW_SAMPLES, plan._FEWEST_SAMPLES = before
 
 
-def work(task: Task, watch: Callable[[News], None]) -> Values:
+def work(task: Task, watch: Callable[[News], None], _: Path | None = None) -> Values:
     """Train with SGD and measure on the way; what is found in the later half counts.
 
     Weights at the start and batches are those of the seed; what the norms make of them differs from run to run.

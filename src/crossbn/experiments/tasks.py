@@ -1,5 +1,6 @@
 """What one run of an experiment is told and what came of it, as lines of JSON that a later call goes on from."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from crossbn.cost import surroundings
 from crossbn.experiments.cores import usable_cores
-from crossbn.records import append_lines, read_lines
+from crossbn.records import MALFORMED, append_lines, read_lines
 
 Values = Mapping[str, Any]
 """Whatever JSON can hold, by name."""
@@ -43,6 +44,12 @@ class Task:
     def key(self) -> str:
         """A text that equal tasks share."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def folder_name(self) -> str:
+        """A short name for the folder of what an unfinished run leaves; other software has another."""
+        told = json.dumps([self.key, surroundings.versions()])
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def _machine() -> dict[str, str]:
@@ -108,6 +115,24 @@ def read_results(path: Path) -> list[Result]:
         RecordError: if a line is not a result.
     """
     return read_lines(path, Result.from_json, "the result of a run")
+
+
+def forget_results(path: Path, tasks: Sequence[Task]) -> None:
+    """Take the results of `tasks`, and what is no result, out of a file; those of other tasks stay."""
+    if not path.exists():
+        return
+    keys = {task.key for task in tasks}
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = path.with_suffix(".new")
+    kept.write_bytes(b"".join(line for line in lines if _is_of_another(line, keys)))
+    kept.replace(path)  # at once: an interruption leaves one of the two
+
+
+def _is_of_another(line: bytes, keys: set[str]) -> bool:
+    try:
+        return Result.from_json(line.decode()).task.key not in keys
+    except MALFORMED:
+        return False
 
 
 def by_name(results: Sequence[Result]) -> dict[str, list[Result]]:

@@ -7,11 +7,11 @@ from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import Result
 from crossbn.report.table import Table
 
-PAPER = "paper"
+PAPER, REMARK = "paper", "difference"
 
 
 def comparison_table(title: str, measures: Sequence[Measure], rows: Sequence[Comparison]) -> Table:
-    """Return a column for each measure, followed by the paper's if it has a number in one of the rows.
+    """Return a column for each measure, followed by the paper's if it has a number in one of the rows; remarks last.
 
     Example:
         >>> row = Comparison("CBN", {"size": Spread(2.0, 0.5), "time": Spread(3.0, None)}, {"time": 4.0})
@@ -22,7 +22,11 @@ def comparison_table(title: str, measures: Sequence[Measure], rows: Sequence[Com
     columns = [""]
     for measure in measures:
         columns += [measure.label, PAPER] if measure.name in known else [measure.label]
-    return Table(title, tuple(columns), tuple(tuple(_cells(row, measures, known)) for row in rows))
+    table = Table(title, tuple(columns), tuple(tuple(_cells(row, measures, known)) for row in rows))
+    if not any(row.remark for row in rows):
+        return table
+    remarked = [(*cells, row.remark) for cells, row in zip(table.rows, rows, strict=True)]
+    return Table(title, (*columns, REMARK), tuple(remarked))
 
 
 def _cells(row: Comparison, measures: Sequence[Measure], known: set[str]) -> Iterable[str]:
