@@ -13,7 +13,7 @@ ROOT = Path(crossbn.__file__).parent
 LEVELS = [
     {"functional", "schedules", "records", "compat", "conversion_report"},
     {"nn"},
-    {"pairing", "convert", "swap", "history_state", "fold", "reach", "recalibrate", "cost", "analysis"},
+    {"pairing", "convert", "swap", "history_state", "fold", "reach", "recalibrate", "cost", "analysis", "datasets"},
     {"integrations", "recipes"},
     {"experiments"},
     {"report"},
