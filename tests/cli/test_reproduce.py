@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from crossbn.cli import extras, make_app
+from crossbn.datasets import FOLDER_VARIABLE
 from crossbn.experiments import runner
-from crossbn.experiments.pictures import FOLDER_VARIABLE
 from crossbn.experiments.registry import EXPERIMENTS
 from crossbn.experiments.tasks import News, read_results
 from tests.experiments import pretended

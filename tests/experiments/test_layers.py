@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ from PIL import Image
 from torch import nn
 
 from crossbn.convert import convert_, cross_iteration_norms
+from crossbn.datasets import DATASETS, FOLDER_VARIABLE
 from crossbn.experiments import layers
 from crossbn.experiments.experiment import Scale, UnavailableError
-from crossbn.experiments.pictures import CLASSES, FOLDER_VARIABLE
+from crossbn.experiments.pictures import CLASSES
 from crossbn.experiments.tasks import News, Result, Task
 
 NAMES = ["BN", "CBN, no compensation", "CBN, one layer", "CBN, two layers"]
@@ -98,8 +100,9 @@ def test_the_paper_s_training_needs_imagenet(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UnavailableError, match=f"ImageNet is not in {tmp_path}/imagenet/train"):
         layers.check(tasks)
     monkeypatch.setitem(CLASSES, "imagenet", 2)
+    monkeypatch.setitem(DATASETS, "imagenet", replace(DATASETS["imagenet"], classes=2))
     _write_images(tmp_path / "imagenet" / "train")
-    with pytest.raises(UnavailableError, match=f"test on are not in {tmp_path}/imagenet/val"):
+    with pytest.raises(UnavailableError, match=f"ImageNet is not in {tmp_path}/imagenet/val"):
         layers.check(tasks)
     _write_images(tmp_path / "imagenet" / "val")
     layers.check(tasks)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ import torch
 from PIL import Image
 
 from crossbn.analysis.gradients import average_ratios, gradient_norms
+from crossbn.datasets import DATASETS, FOLDER_VARIABLE
 from crossbn.experiments import gradients
 from crossbn.experiments.estimates import count_forward_flops, in_words
 from crossbn.experiments.experiment import Scale, UnavailableError
 from crossbn.experiments.gradient_training import build_network, train_and_look
-from crossbn.experiments.pictures import FOLDER_VARIABLE, batches, check_pictures
+from crossbn.experiments.pictures import batches, check_pictures
 from crossbn.experiments.tasks import News, Result, Task
 from crossbn.report.ratio_figure import plot_ratios
 
@@ -93,6 +95,7 @@ def test_the_paper_s_training_needs_imagenet(tmp_path: Path, monkeypatch: pytest
 
 def test_imagenet_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setitem(DATASETS, "imagenet", replace(DATASETS["imagenet"], classes=2))
     for name, colour in (("black", 0), ("white", 255)):
         folder = tmp_path / "imagenet" / "train" / name
         folder.mkdir(parents=True)

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables
+from crossbn.datasets import FOLDER_VARIABLE
 from crossbn.experiments import runner
 from crossbn.experiments.estimates import in_words
 from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
-from crossbn.experiments.pictures import FOLDER_VARIABLE
 from crossbn.experiments.registry import EXPERIMENTS
 from crossbn.experiments.tasks import Result, Task
 from crossbn.experiments.workers import WorkerError

@@ -1,7 +1,5 @@
 """Handwritten digits, 8 by 8 pixels, that come with scikit-learn: real images and nothing to download."""
 
-from functools import cache
-
 import torch
 
 from crossbn.datasets.records import DataError, Pictures
@@ -12,7 +10,6 @@ TRAIN_IMAGES = 1000
 TEST_IMAGES = 797
 
 
-@cache
 def read_digits() -> Pictures:
     """Return all images, pixels from 0 to 16, in the one order that every split is a piece of.
 
@@ -37,4 +34,4 @@ def digit_pictures(train: bool) -> Pictures:
     pixels, digits = read_digits()
     part = slice(TRAIN_IMAGES) if train else slice(-TEST_IMAGES, None)
     scaled = (pixels[part].int() * 255 + INK_LEVELS // 2) // INK_LEVELS
-    return Pictures(scaled.to(torch.uint8), digits[part].clone())
+    return Pictures(scaled.to(torch.uint8), digits[part])

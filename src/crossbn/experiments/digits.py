@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-TRAIN_IMAGES = 1000
-TEST_IMAGES = 797
+from crossbn.datasets.digits import INK_LEVELS, TEST_IMAGES, TRAIN_IMAGES, read_digits
+
+__all__ = ["TEST_IMAGES", "TRAIN_IMAGES", "Images", "load_digits"]
 
 
 class Images(NamedTuple):
@@ -25,14 +25,9 @@ def load_digits(train_images: int) -> tuple[Images, Images]:
     Raises:
         ValueError: if there are not as many training images.
     """
-    from sklearn.datasets import load_digits as load  # slow to import, and only needed here
-
     if not 1 <= train_images <= TRAIN_IMAGES:
         raise ValueError(f"train_images must be between 1 and {TRAIN_IMAGES}, got {train_images}")
-    bunch = load()
-    pixels = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16  # they count from 0 to 16
-    digits = torch.tensor(bunch.target)
-    # The file is ordered by writer; shuffled, both parts have some of everyone's.
-    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
-    train, test = order[:train_images], order[-TEST_IMAGES:]
+    ink, digits = read_digits()
+    train, test = slice(train_images), slice(-TEST_IMAGES, None)
+    pixels = ink.float() / INK_LEVELS
     return Images(pixels[train], digits[train]), Images(pixels[test], digits[test])

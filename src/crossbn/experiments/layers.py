@@ -18,12 +18,13 @@ from torch import nn
 
 from crossbn.compat import ensure_torchvision
 from crossbn.convert import convert_
+from crossbn.datasets import imagenet_folder
 from crossbn.experiments.demo import CEILING_BATCH_SIZE, LEARNING_RATE
 from crossbn.experiments.digits import TRAIN_IMAGES, load_digits
 from crossbn.experiments.estimates import count_forward_flops, measure_flops_per_second
-from crossbn.experiments.experiment import Comparison, Measure, Scale, UnavailableError
+from crossbn.experiments.experiment import Comparison, Measure, Scale
 from crossbn.experiments.gradient_training import build_network
-from crossbn.experiments.pictures import CLASSES, IMAGENET_IMAGES, Batch, batches, check_pictures, imagenet_folder
+from crossbn.experiments.pictures import CLASSES, IMAGENET_IMAGES, Batch, batches, check_pictures
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import News, Result, Task, Values, by_name
 from crossbn.schedules import window_for
@@ -106,10 +107,8 @@ def _build_plain(settings: Any) -> nn.Module:
 def check(tasks: Sequence[Task]) -> None:
     """Raise UnavailableError if the images of one of the runs are not there."""
     for data in dict.fromkeys(task.settings["data"] for task in tasks):
-        check_pictures(data)
-        folder = imagenet_folder().parent / "val"
-        if data == "imagenet" and not folder.is_dir():
-            raise UnavailableError(f"ImageNet's images to test on are not in {folder}, a folder for each class")
+        check_pictures(data, train=True)
+        check_pictures(data, train=False)
 
 
 def estimate_seconds(task: Task) -> float:
@@ -187,7 +186,7 @@ def _test_batches(data: str, image_size: int) -> Iterator[Batch]:
         transforms.ToTensor(),
         transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ]
-    images = ImageFolder(imagenet_folder().parent / "val", transforms.Compose(steps))
+    images = ImageFolder(imagenet_folder(train=False), transforms.Compose(steps))
     yield from torch.utils.data.DataLoader(images, batch_size=100)
 
 

@@ -1,45 +1,33 @@
 """Images to train on, batch by batch without end: digits enlarged, or ImageNet from a folder."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from crossbn.compat import ensure_torchvision
+from crossbn.datasets import DATASETS, DataError, imagenet_folder
 from crossbn.experiments.cores import usable_cores
 from crossbn.experiments.digits import TRAIN_IMAGES, load_digits
 from crossbn.experiments.experiment import UnavailableError
 
-CLASSES = {"digits": 10, "imagenet": 1000}
-IMAGENET_IMAGES = 1_281_167
-FOLDER_VARIABLE = "CROSSBN_DATA"
+CLASSES = {name: DATASETS[name].classes for name in ("digits", "imagenet")}
+IMAGENET_IMAGES = DATASETS["imagenet"].train_images
 
 Batch = tuple[Tensor, Tensor]
 """Images [N, 3, H, W] and their classes [N]."""
 
 
-def imagenet_folder() -> Path:
-    """Return where ImageNet's training images are looked for, a folder for each class in it."""
-    return Path(os.environ.get(FOLDER_VARIABLE, "data")) / "imagenet" / "train"
-
-
-def check_pictures(data: str) -> None:
-    """Raise UnavailableError if a data set is not there; digits always are."""
-    folder = imagenet_folder()
+def check_pictures(data: str, train: bool = True) -> None:
+    """Raise UnavailableError if a part of a data set is not there; digits always are."""
     if data != "imagenet":
         return
-    if not folder.is_dir():
-        raise UnavailableError(
-            f"ImageNet is not in {folder}: put a folder with the images of each class there, or name the folder that "
-            f"has imagenet/train in it with --data or {FOLDER_VARIABLE}"
-        )
-    classes = sum(entry.is_dir() for entry in folder.iterdir())
-    if classes != CLASSES["imagenet"]:
-        raise UnavailableError(f"{folder} has {classes} classes in place of ImageNet's {CLASSES['imagenet']}")
+    try:
+        imagenet_folder(train)
+    except DataError as error:
+        raise UnavailableError(str(error)) from error
 
 
 def batches(data: str, image_size: int, batch_size: int) -> Iterator[Batch]:
@@ -72,7 +60,7 @@ def _imagenet(image_size: int, batch_size: int) -> Iterator[Batch]:
         transforms.ToTensor(),
         transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ]
-    images = ImageFolder(imagenet_folder(), transforms.Compose(steps))
+    images = ImageFolder(imagenet_folder(train=True), transforms.Compose(steps))
     # Threads: a run's own process may not start others, and decoding does not hold Python's lock.
     with ThreadPoolExecutor(usable_cores()) as pool:
         for chosen in _orders(len(images), batch_size):
