@@ -12,5 +12,16 @@ if find_spec("torchvision") is not None:
     ensure_torchvision()
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
-__all__ = ["Callback", "LightningDataModule", "LightningModule", "Trainer"]
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "LightningDataModule",
+    "LightningModule",
+    "TensorBoardLogger",
+    "Trainer",
+    "rank_zero_only",
+]
