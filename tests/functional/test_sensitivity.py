@@ -108,7 +108,7 @@ def test_gradients_of_normalize_and_follow_weight() -> None:
         m = x.mean((0, 2))
         mean = share * m + (1 - share) * past_mean
         var = share * (x - mean[:, None]).square().mean((0, 2)) + (1 - share) * past_var
-    jacobians = C.Jacobian(mean_grad, coefficients[0], coefficients[1], jacobian)
+    jacobians = C.Jacobian(mean_grad.unsqueeze(1), coefficients[0], coefficients[1].unsqueeze(1), jacobian)
     followed = C.Followed(flat, C.Geometry(4, 12, groups=2), jacobians)
     shares = torch.full((4,), share, dtype=torch.float64)
     expected = plain()

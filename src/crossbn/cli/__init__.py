@@ -21,8 +21,10 @@ def make_app() -> typer.Typer:
     import typer  # here, so that `main` can say what is missing
 
     from crossbn.cli.cost import cost
+    from crossbn.cli.data import data
     from crossbn.cli.demo import demo
     from crossbn.cli.diagnose import diagnose
+    from crossbn.cli.report import report
     from crossbn.cli.reproduce import reproduce
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
@@ -35,8 +37,10 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_describe)  # with a callback, a single verb stays a verb
     app.command()(cost)
+    app.add_typer(data, name="data")
     app.command()(demo)
     app.command()(diagnose)
+    app.command()(report)
     app.command()(reproduce)
     return app
 

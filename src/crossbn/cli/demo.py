@@ -1,6 +1,6 @@
 """`crossbn demo`: the norms side by side at a tiny batch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.cli.progress import follow
 from crossbn.experiments.cores import usable_cores
-from crossbn.experiments.demo import about, configs, findings, rows
+from crossbn.experiments.demo import configs, findings, rows
 from crossbn.experiments.digits import TRAIN_IMAGES
 from crossbn.experiments.records import Record, Run, append_record, read_records
 from crossbn.experiments.rows import Row
@@ -19,7 +19,6 @@ from crossbn.experiments.training import train
 from crossbn.experiments.workers import WorkerError, run_all
 from crossbn.records import RecordError
 from crossbn.report.demo_table import COLUMNS, caption, demo_table
-from crossbn.report.page import Page
 
 
 def demo(
@@ -81,47 +80,12 @@ def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
 
 def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> Path:
     from crossbn.report.demo_figure import plot_curves  # matplotlib is slow to import
+    from crossbn.report.demo_section import demo_section
     from crossbn.report.figure import save_png
+    from crossbn.report.page import Page
 
-    picture, index = out / "curves.png", out / "index.html"
-    save_png(plot_curves(table), picture)
-    cbn = table[-1]
-    page = Page(
-        title=f"BN, GN and CBN side by side at batch size {cbn.batch_size}",
-        findings=findings(table),
-        about=[about(cbn.batch_size, cbn.window)],
-        settings=_settings(records),
-        command=_command(cbn, records[-1].run, out),
-    )
-    page.write(index, table, picture)
+    save_png(plot_curves(table), out / "curves.png")
+    section = demo_section(records, out, "records.jsonl")
+    index = out / "index.html"
+    index.write_text(Page(section.title, [section]).html(), encoding="utf-8")
     return index
-
-
-def _settings(records: Sequence[Record]) -> dict[str, str]:
-    run = records[-1].run
-    rates = dict.fromkeys(f"{r.run.settings['learning_rate']:g} at batch {r.run.batch_size}" for r in records)
-    return {
-        "Training images": f"{run.settings['train_images']}",
-        "Test images": f"{records[-1].test_images}",
-        "Epochs": f"{run.settings['epochs']}",
-        "Optimizer": f"SGD, momentum {run.settings['momentum']}",
-        "Learning rate": f"{', '.join(rates)}; it falls linearly to 0",
-        "Software": "; ".join(_distinct(record.versions for record in records)),
-        "Machine": "; ".join(_distinct(record.machine for record in records)),
-    }
-
-
-def _distinct(facts: Iterable[Mapping[str, object]]) -> Iterable[str]:
-    return dict.fromkeys(", ".join(f"{name} {value}" for name, value in each.items()) for each in facts)
-
-
-def _command(cbn: Row, run: Run, out: Path) -> list[str]:
-    options = {
-        "--batch-size": cbn.batch_size,
-        "--window": cbn.window,
-        "--seeds": cbn.seeds,
-        "--epochs": run.settings["epochs"],
-        "--train-images": run.settings["train_images"],
-        "--out": out,
-    }
-    return ["crossbn", "demo", *(str(word) for option in options.items() for word in option)]

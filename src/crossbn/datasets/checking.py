@@ -9,6 +9,9 @@ from pathlib import Path
 
 from crossbn.datasets.records import DataError, DataSet, Pictures, part_name
 
+STORE_SUFFIX = ".npz"
+"""Of the files that are ours to remove."""
+
 _MALFORMED = (
     *(ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError),  # Pillow has SyntaxErrors
     *(struct.error, zlib.error, zipfile.BadZipFile, OSError),
@@ -40,4 +43,6 @@ def check(pictures: Pictures, dataset: DataSet, train: bool, path: Path) -> None
 
 
 def _remedy(path: Path, name: str) -> str:
-    return f"remove {path.name}, then `crossbn data get {name}` gets it anew"
+    if path.suffix == STORE_SUFFIX:
+        return f"remove it, then `crossbn data get {name}` gets it anew"
+    return "replace what is there, or name another folder with --data"

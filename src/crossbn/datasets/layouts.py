@@ -144,7 +144,7 @@ def _read_mosaics(folder: Path, train: bool) -> Pictures:
         tiles = _read_image(folder / f"{name}.webp")
         height, width = (side // 32 for side in tiles.shape[:2])
         images.append(tiles.reshape(height, 32, width, 32, 3).swapaxes(1, 2).reshape(-1, 32, 32, 3))
-    with np.load(folder / "labels.npz", allow_pickle=False) as labels:
+    with (folder / "labels.npz").open("rb") as file, np.load(file, allow_pickle=False) as labels:
         return _pictures(images, labels["train" if train else "test"])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from crossbn.datasets.checking import told
+from crossbn.datasets.checking import STORE_SUFFIX, told
 from crossbn.datasets.records import Pictures
 
 Parts = dict[bool, Pictures]
@@ -17,7 +17,7 @@ _NAMES = {True: "train", False: "test"}
 
 def store_path(folder: Path, name: str) -> Path:
     """Return where a data set is kept in a folder."""
-    return folder / f"{name}.npz"
+    return folder / f"{name}{STORE_SUFFIX}"
 
 
 def write_store(path: Path, parts: Parts) -> None:
@@ -50,6 +50,7 @@ def read_store(path: Path, name: str, train: bool) -> Pictures:
     """
     import numpy as np
 
-    with told(path, name), np.load(path, allow_pickle=False) as arrays:
+    # np.load would leave a file open that it cannot read.
+    with told(path, name), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, classes = (arrays[f"{_NAMES[train]}_{what}"] for what in ("images", "classes"))
         return Pictures(torch.from_numpy(images), torch.from_numpy(classes).long())

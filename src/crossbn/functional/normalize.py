@@ -26,40 +26,40 @@ from crossbn.functional.taylor import spread
 
 
 class Jacobian(NamedTuple):
-    """How pooled statistics follow a weight.
+    """How pooled statistics follow a weight, through R remembered steps.
 
-    For channel j, dmean / dW is the sum of mean_coefficient[m, j] * rows[m], and dvar / dW that of
-    var_coefficient[m, j] * rows[m], plus var_jacobian[j].
+    For channel j, dmean / dW is the sum over steps r of mean_coefficient[r, j] * rows[r, 0], and dvar / dW that over
+    their rows m of var_coefficient[r, m, j] * rows[r, m], plus var_jacobian[j].
     """
 
     rows: Tensor
-    """[M, groups, I]: patches and mean patches."""
+    """[R, M, groups, I]: of each step the mean patch, then others."""
     mean_coefficient: Tensor
-    """[R, C] or [R, 1]: of the last R rows."""
+    """[R, C] or [R, 1]."""
     var_coefficient: Tensor
-    """[M, C]."""
+    """[R, M, C]."""
     var_jacobian: Tensor | None = None
     """[C, I]."""
 
     def weight_gradient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
-        grad = spread(self._coefficient(grad_mean, grad_var), self.rows)
+        grad = spread(self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1))
         return grad if self.var_jacobian is None else grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
 
     def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
         """Add dL/dW to `grad` [C, I]."""
-        coefficient = self._coefficient(grad_mean, grad_var)
-        if self.rows.shape[1] == 1:
-            grad.addmm_(coefficient.mT, self.rows.squeeze(1))
+        coefficient, rows = self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1)
+        if rows.shape[1] == 1:
+            grad.addmm_(coefficient.mT, rows.squeeze(1))
         else:
-            grad += spread(coefficient, self.rows)
+            grad += spread(coefficient, rows)
         if self.var_jacobian is not None:
             grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
 
     def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         coefficient = self.var_coefficient * grad_var
-        coefficient[-len(self.mean_coefficient) :].addcmul_(self.mean_coefficient, grad_mean)
-        return coefficient
+        coefficient[:, 0].addcmul_(self.mean_coefficient, grad_mean)
+        return coefficient.flatten(0, 1)
 
 
 class Followed(NamedTuple):
@@ -150,8 +150,9 @@ class _Normalize(torch.autograd.Function):
             )
         grad_mean = grad_var = grad_followed = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[9] or ctx.deliver is not None:
-            scaled = weight * invstd
-            grad_mean, grad_var = -scaled * sum_grad, scaled * invstd * sum_normalized * -0.5
+            grad_mean = (weight * invstd).neg_()
+            grad_var = (grad_mean * invstd).mul_(sum_normalized).mul_(0.5)
+            grad_mean *= sum_grad
             if ctx.deliver is not None:
                 ctx.deliver(Jacobian(*jacobian), grad_mean, grad_var)
             elif ctx.needs_input_grad[9]:

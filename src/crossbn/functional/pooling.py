@@ -60,14 +60,18 @@ def pool(
         (tensor([2.]), tensor([3.]))
     """
     valid = past_var >= 0
-    if present is None and invalid == "max":
+    if present is None and invalid == "max" and len(past_mean):
         weight, share = _equal_votes(len(past_mean), mean.dtype, mean.device)
-    else:
-        weight = mean.new_ones(len(past_mean), 1) if present is None else present.unsqueeze(1)
-        if invalid == "drop":
-            weight = weight * valid
-        share = (1 + weight.sum(0)).reciprocal_()
-        weight = weight * share
+        pooled_mean = torch.lerp(past_mean.mean(0), mean, share)
+        deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
+        spread = past_var.clamp_min(0).addcmul_(past_deviation, past_deviation).mean(0)
+        pooled_var = torch.lerp(spread, torch.addcmul(var, deviation, deviation), share)
+        return Pooled(pooled_mean, pooled_var, share, weight, valid, past_deviation)
+    weight = mean.new_ones(len(past_mean), 1) if present is None else present.unsqueeze(1)
+    if invalid == "drop":
+        weight = weight * valid
+    share = (1 + weight.sum(0)).reciprocal_()
+    weight = weight * share
     pooled_mean = torch.addcmul((weight * past_mean).sum(0), share, mean)
     deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
     spread = torch.addcmul(past_var.clamp_min(0), past_deviation, past_deviation)

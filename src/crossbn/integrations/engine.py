@@ -14,6 +14,7 @@ if find_spec("torchvision") is not None:
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LightningDataModule",
     "LightningModule",
     "TensorBoardLogger",
+    "TorchCheckpointIO",
     "Trainer",
     "rank_zero_only",
 ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C  # the library's F
-from crossbn.nn.history import History
+from crossbn.nn.history import History, Pieces, Row
 from crossbn.nn.producer import Producer
 from crossbn.nn.settings import Settings
 from crossbn.nn.statistics import Drift, Today
@@ -40,9 +40,9 @@ class Recollection(NamedTuple):
 
     drift: Drift
     rows: list[Tensor]
-    """[M, groups, I] for each producer: patches, then the R mean patches."""
+    """[R, 1 + P, groups, I] for each producer: of each step the mean patch, then the samples'."""
     change: Tensor | None
-    """[R, P, C]: of the output at the samples."""
+    """[R, 1 + P, C]: of the mean, and of the output at the samples."""
 
 
 class Influence(NamedTuple):
@@ -72,10 +72,6 @@ class Form(ABC):
     @abstractmethod
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
-        shapes: Shapes = {"mean_at": (channels,)}
-        for i, producer in enumerate(self.producers):
-            shapes[f"{i}.mean_grad"] = producer.geometry.groups, producer.geometry.patch_size
-        return shapes
 
     @abstractmethod
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
@@ -86,14 +82,20 @@ class Form(ABC):
         """Return how the pooled statistics follow each producer's weight."""
 
     @abstractmethod
-    def remember(self, seen: Observation, history: History) -> Rings:
+    def remember(self, seen: Observation, history: History) -> Row:
         """Return what is to be kept of today."""
+
+    @staticmethod
+    def mean_grad_in(row: Row, i: int) -> Tensor | None:
+        """Return the mean patch of the `i`-th producer in a row, if it is there."""
+        found = row.get(f"{i}.rows", row.get(f"{i}.mean_grad"))
+        return found.first if isinstance(found, Pieces) else found
 
     def _samples(self, seen: Observation, history: History) -> tuple[C.Places, Tensor]:
         """Choose today's positions; return them and the outputs there, less their mean [P, C]."""
         x = seen.x
         places = C.sample_places(len(x), x.shape[2:].numel(), self.positions, history.step, x.device)
-        return places, C.outputs_at(x, places) - seen.today.mean
+        return places, C.outputs_at(x, places).sub_(seen.today.mean)
 
     def _by_euler(self, seen: Observation, history: History) -> bool:
         """Whether `x` says what the weights make of the inputs: its own producer's, in one process, unrounded."""
@@ -108,7 +110,7 @@ class Form(ABC):
 
     def _patches(self, producer: Producer, y: Tensor, places: C.Places, mean_grad: Tensor, seen: Observation) -> Tensor:
         patches = C.patches_at(y, producer.geometry, places, seen.x.shape[2:])
-        return patches - mean_grad if self.centres else patches
+        return patches.sub_(mean_grad) if self.centres else patches
 
 
 class Gradients(Form):
@@ -116,28 +118,29 @@ class Gradients(Form):
 
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
-        shapes = super().shapes(channels) | {"var_at": (channels,)}
+        shapes: Shapes = {"mean_at": (channels,), "var_at": (channels,)}
         for i, producer in enumerate(self.producers):
-            shapes[f"{i}.var_grad"] = channels, producer.geometry.patch_size
+            size = producer.geometry.patch_size
+            shapes |= {f"{i}.mean_grad": (producer.geometry.groups, size), f"{i}.var_grad": (channels, size)}
         return shapes
 
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
         """Return what the weights' change since has done to each remembered step."""
         rows = [rings[f"{i}.mean_grad"] for i in range(len(weights))]
-        shift = total(list(map(C.project, rows, weights)))
+        shift = total(list(map(C.project, rows, weights))).sub_(rings["mean_at"])
         slope = total([C.project_var(rings[f"{i}.var_grad"], weight) for i, weight in enumerate(weights)])
-        return Recollection(Drift(shift - rings["mean_at"], slope - rings["var_at"], None), rows, None)
+        return Recollection(Drift(shift, slope.sub_(rings["var_at"]), None), [each.unsqueeze(1) for each in rows], None)
 
     def jacobians(self, rings: Rings, recollection: Recollection, influence: Influence) -> tuple[C.Jacobian, ...]:
         """Return how the pooled statistics follow each producer's weight."""
         weight, own, towards = influence
-        coefficient = torch.addcmul(towards, own, recollection.drift.mean_shift, value=-2)
+        coefficient = torch.addcmul(towards, own, recollection.drift.mean_shift, value=-2).unsqueeze(1)
         return tuple(
             C.Jacobian(rows.clone(), weight, coefficient, _weighted_sum(own, rings[f"{i}.var_grad"]))
             for i, rows in enumerate(recollection.rows)
         )
 
-    def remember(self, seen: Observation, history: History) -> Rings:
+    def remember(self, seen: Observation, history: History) -> Row:
         """Return today's gradients and, to take off later, their products with today's weights."""
         x, today = seen.x, seen.today
         samples = None
@@ -163,37 +166,42 @@ class Gradients(Form):
                 _add(row, "var_at", C.project_var(var_grad.unsqueeze(0), weight)[0])
         if by_euler:  # <mean_grad, W> = E[x - b] and <var_grad, W> = 2 E[(x - mean)^2]
             row["mean_at"] = today.mean if seen.bias is None else today.mean - seen.bias
-            row["var_at"] = 2 * today.var if samples is None else (samples[1] * samples[2]).sum(0)
-        return row
+            row["var_at"] = 2 * today.var if samples is None else samples[1].mul_(samples[2]).sum(0)
+        return dict(row)
 
 
 class Samples(Form):
     """Keeps patches at a few positions, what the weights made of them, and how far the output was from its mean.
 
     Today's weights applied to those patches give the change q of the output itself, and with it the variance's:
-    2 E[(x - mean) q], and E[q^2] for order 2. Rows are scaled by the root of their share, so that a sum over them is an
-    average, and rows of 0, where a batch had fewer positions, add nothing.
+    2 E[(x - mean) q], and E[q^2] for order 2. The mean patch is a row like the others, the first: one product does all.
+    Rows of 0, where a batch had fewer positions, add nothing.
+
+    | kept | first row | the others |
+    |---|---|---|
+    | `rows` | mean patch | patch |
+    | `products` | <row, W> | <row, W> |
+    | `centred` | 0 | 2 (x - mean) / P |
+
+    Order 2 squares changes, so there the factor 1 / P is split: its root goes to the rows, and one remains.
     """
 
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
-        amount = self.positions or 0
-        shapes = super().shapes(channels) | {"outputs": (amount, channels), "centred": (amount, channels)}
+        amount = 1 + (self.positions or 0)
+        shapes: Shapes = {"products": (amount, channels), "centred": (amount, channels)}
         for i, producer in enumerate(self.producers):
-            shapes[f"{i}.patches"] = amount, producer.geometry.groups, producer.geometry.patch_size
+            shapes[f"{i}.rows"] = amount, producer.geometry.groups, producer.geometry.patch_size
         return shapes
 
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
         """Return what the weights' change since has done to each remembered step."""
-        names = [(f"{i}.patches", f"{i}.mean_grad") for i in range(len(weights))]
-        rows = [torch.cat([rings[patches].flatten(0, 1), rings[mean_grad]]) for patches, mean_grad in names]
-        samples = rings["outputs"]
-        products = total(list(map(C.project, rows, weights)))
-        outputs, means = products.split([samples.shape[0] * samples.shape[1], samples.shape[0]])
-        change, shift = outputs.view_as(samples) - samples, means - rings["mean_at"]
-        curvature = None
+        rows, at = [rings[f"{i}.rows"] for i in range(len(weights))], rings["products"]
+        products = total([C.project(each.flatten(0, 1), weight) for each, weight in zip(rows, weights, strict=True)])
+        change = products.view_as(at).sub_(at)
+        shift, curvature = change[:, 0], None
         if self.order == 2:
-            curvature = change.square().sum(1)
+            curvature = change[:, 1:].square().sum(1)
             if self.centres:
                 curvature = torch.addcmul(curvature, shift, shift)
         return Recollection(Drift(shift, (rings["centred"] * change).sum(1), curvature), rows, change)
@@ -201,37 +209,40 @@ class Samples(Form):
     def jacobians(self, rings: Rings, recollection: Recollection, influence: Influence) -> tuple[C.Jacobian, ...]:
         """Return how the pooled statistics follow each producer's weight."""
         (weight, own, coefficient), centred = influence, rings["centred"]
-        assert recollection.change is not None
         if self.order == 2:
+            assert recollection.change is not None
             centred = torch.add(centred, recollection.change, alpha=2)
         if self.order == 1 or not self.centres:  # else the square of the mean's shift is in the curvature as well
             coefficient = torch.addcmul(coefficient, own, recollection.drift.mean_shift, value=-2)
-        var_coefficient = torch.cat([(own.unsqueeze(1) * centred).flatten(0, 1), coefficient])
-        return tuple(C.Jacobian(rows, weight, var_coefficient, None) for rows in recollection.rows)
+        var_coefficient = own.unsqueeze(1) * centred
+        var_coefficient[:, 0] = coefficient
+        return tuple(C.Jacobian(rows.clone(), weight, var_coefficient, None) for rows in recollection.rows)
 
-    def remember(self, seen: Observation, history: History) -> Rings:
-        """Return today's samples, scaled."""
+    def remember(self, seen: Observation, history: History) -> Row:
+        """Return today's rows, and what the weights made of them."""
         places, centred = self._samples(seen, history)
         share = (1 if seen.today.local is None else seen.today.local) / len(centred)
-        scale = share**0.5
+        scale = share**0.5 if self.order == 2 else 1
         by_euler = self._by_euler(seen, history)
-        row: Rings = {"centred": _to_fit(history, "centred", centred * (2 * scale))}
+        row: Row = {"centred": Pieces(None, centred * (2 * share / scale))}
+        at: Rings = {}
         for i, (producer, weight) in enumerate(zip(self.producers, seen.weights, strict=True)):
             if (y := self._input(producer, seen)) is None:
                 continue
             mean_grad = C.mean_grad(y, producer.geometry, seen.x.shape[2:])
-            patches = history.rounded(self._patches(producer, y, places, mean_grad, seen) * scale)
+            patches = self._patches(producer, y, places, mean_grad, seen)
+            patches = history.rounded(patches if scale == 1 else patches * scale)
             mean_grad = history.rounded(mean_grad if seen.today.local is None else mean_grad * seen.today.local)
-            row |= {f"{i}.mean_grad": mean_grad, f"{i}.patches": _to_fit(history, f"{i}.patches", patches)}
+            row[f"{i}.rows"] = Pieces(mean_grad, patches)
             if not by_euler:
-                _add(row, "mean_at", C.project(mean_grad.unsqueeze(0), weight)[0])
-                _add(row, "outputs", _to_fit(history, "outputs", C.project(patches, weight)))
+                _add(at, "mean", C.project(mean_grad.unsqueeze(0), weight)[0])
+                _add(at, "samples", C.project(patches, weight))
         if by_euler:
-            row["mean_at"] = seen.today.mean if seen.bias is None else seen.today.mean - seen.bias
-            outputs = centred
-            if not self.centres:
-                outputs = centred + row["mean_at"]
-            row["outputs"] = _to_fit(history, "outputs", outputs * scale)
+            at["mean"] = seen.today.mean if seen.bias is None else seen.today.mean - seen.bias
+            at["samples"] = centred if self.centres else centred.add_(at["mean"])
+            if scale != 1:
+                at["samples"] *= scale
+        row["products"] = Pieces(at["mean"], at["samples"])
         return row
 
 
@@ -267,9 +278,3 @@ def _weighted_sum(weights: Tensor, tensors: Tensor) -> Tensor:
 def _add(row: Rings, name: str, term: Tensor) -> None:
     row[name] = row[name] + term if name in row else term
 
-
-def _to_fit(history: History, name: str, samples: Tensor) -> Tensor:
-    """Pad samples [P, ...] with zeros to as many as the history holds, or let it hold more."""
-    history.widen_(name, len(samples))
-    missing = history[name].shape[1] - len(samples)
-    return samples if not missing else torch.cat([samples, samples.new_zeros(missing, *samples.shape[1:])])

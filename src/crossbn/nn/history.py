@@ -1,14 +1,27 @@
 """A ring of remembered steps."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from crossbn.functional import accumulation_dtype
 
-_SAMPLES = ("patches", "outputs", "centred")
-_BULK = ("mean_grad", "var_grad", "patches", "centred")
+_SAMPLES = ("rows", "products", "centred")
+_BULK = ("mean_grad", "var_grad", "rows", "centred")
+
+
+class Pieces(NamedTuple):
+    """A value in two pieces: what there is one of in a step, and samples, as many as the batch had to give."""
+
+    first: Tensor | None
+    """Without the samples' dimension; None if it is 0 at every step."""
+    samples: Tensor
+
+
+Row = dict[str, Tensor | Pieces]
+"""What is remembered of a step, by name."""
 
 
 class History:
@@ -30,6 +43,10 @@ class History:
             for name, shape in shapes.items()
         }
         self.pushed = torch.zeros((), dtype=torch.int64, device=like.device)
+        self._slots: dict[int, list[Tensor]] = {}  # where to write, slot by slot: made once
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_slots": {}}  # a copy writes to its own
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rings[name]
@@ -67,23 +84,34 @@ class History:
             rings = {name: ring.to(dtype) for name, ring in rings.items()}
         return rings, present
 
-    def push(self, row: Mapping[str, Tensor], accept: bool | Tensor) -> None:
+    def completed(self, row: Row) -> Row:
+        """Return `row` with 0 for what it lacks."""
+        lacking = {name: torch.zeros_like(ring[0]) for name, ring in self.rings.items() if name not in row}
+        return row | {n: Pieces(zero[0], zero[1:]) if _is_samples(n) else zero for n, zero in lacking.items()}
+
+    def push(self, row: Row, accept: bool | Tensor) -> None:
         """Overwrite the oldest slot with `row`, a value for each name, if `accept`; a tensor is not looked at."""
+        for name, value in row.items():
+            if isinstance(value, Pieces):
+                self.widen_(name, 1 + len(value.samples))
         if isinstance(accept, Tensor):
             self._write_where(row, accept)
         elif accept:
             self._write(row)
 
-    def _write(self, row: Mapping[str, Tensor]) -> None:
+    def _write(self, row: Row) -> None:
         slot = int(self.pushed) % self.slots
-        for name, ring in self.rings.items():
-            ring[slot] = row[name]
+        if slot not in self._slots:
+            self._slots[slot] = [part for name, ring in self.rings.items() for part in _parts(name, ring[slot])]
+        values = [part for name, ring in self.rings.items() for part in _fill(row[name], ring)]
+        torch._foreach_copy_(self._slots[slot], values)
         self.pushed = self.pushed + 1
 
-    def _write_where(self, row: Mapping[str, Tensor], accept: Tensor) -> None:
+    def _write_where(self, row: Row, accept: Tensor) -> None:
         slot = (self.pushed % self.slots).reshape(1)
         for name, ring in self.rings.items():
-            new = torch.where(accept, row[name].to(ring.dtype), ring.index_select(0, slot))
+            old, parts = ring.index_select(0, slot), _fill(row[name], ring)
+            new = torch.where(accept, (parts[0] if len(parts) == 1 else torch.cat(parts)).to(ring.dtype), old)
             # A compiled step must not write where its backward, which may compute things again, still reads.
             if torch.compiler.is_compiling():
                 self.rings[name] = ring.index_copy(0, slot, new)
@@ -101,6 +129,7 @@ class History:
         filled = min(int(self.pushed), self.slots)
         kept = min(filled, slots)
         order = (int(self.pushed) + torch.arange(-kept, 0, device=self.pushed.device)) % max(self.slots, 1)
+        self._slots.clear()
         for name, ring in self.rings.items():
             self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
             self.rings[name][:kept] = ring[order]
@@ -110,6 +139,7 @@ class History:
         """Let each step of `name` hold at least `size` samples; the new ones are 0."""
         ring = self[name]
         if (missing := size - ring.shape[1]) > 0:
+            self._slots.clear()
             self.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
 
     def fit_(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -119,6 +149,7 @@ class History:
 
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
         """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
+        self._slots.clear()
         for name, ring in self.rings.items():
             moved = function(ring)
             dtype = self._stored_as(name, accumulation_dtype(moved.dtype))
@@ -164,3 +195,18 @@ class History:
 
 def _is_samples(name: str) -> bool:
     return name.endswith(_SAMPLES)
+
+
+def _parts(name: str, slot: Tensor) -> list[Tensor]:
+    """Return where the pieces of a value go."""
+    return [slot[:1], slot[1:]] if _is_samples(name) else [slot]
+
+
+def _fill(value: Tensor | Pieces, ring: Tensor) -> list[Tensor]:
+    """Return the pieces of a value, with zeros for samples that are missing."""
+    if isinstance(value, Tensor):
+        return [value]
+    first, samples = value
+    if missing := ring.shape[1] - 1 - len(samples):
+        samples = torch.cat([samples, samples.new_zeros(missing, *samples.shape[1:])])
+    return [ring[0, :1] if first is None else first.unsqueeze(0), samples]  # 0 in every slot

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from crossbn import functional as C  # the library's F
 from crossbn.nn.deeper import Deeper
 from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes, make_form, total
-from crossbn.nn.history import History
+from crossbn.nn.history import History, Row
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import may_be_replayed
 from crossbn.nn.settings import Settings
@@ -223,10 +223,10 @@ class Source:
         past = self.form.recollect(rings, weights)
         return past if self.deeper is None else past._replace(drift=self.deeper.add_drift(rings, past.drift))
 
-    def _row(self, seen: Observation, accept: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
+    def _row(self, seen: Observation, accept: bool | Tensor) -> tuple[Row, bool | Tensor]:
         """Return what to remember of today, and whether to."""
         mean = seen.today.mean
-        row = {"mean": mean if seen.bias is None else mean - seen.bias, "var": seen.today.var}
+        row: Row = {"mean": mean if seen.bias is None else mean - seen.bias, "var": seen.today.var}
         row["count"] = torch.as_tensor(seen.today.positions, device=mean.device)
         if self.form is not None and seen.weights:
             row |= self.form.remember(seen, self.history)
@@ -235,9 +235,9 @@ class Source:
                 accept = accept & C.all_finite(*earlier.values())
             # Inputs that a stride skips may be infinite without the moments knowing.
             for i, producer in enumerate(self.producers):
-                if not producer.geometry.reads_every_input and (grad := row.get(f"{i}.mean_grad")) is not None:
+                if not producer.geometry.reads_every_input and (grad := self.form.mean_grad_in(row, i)) is not None:
                     accept = accept & C.all_finite(grad)
-        return row | {n: torch.zeros_like(r[0]) for n, r in self.history.rings.items() if n not in row}, accept
+        return self.history.completed(row), accept
 
     def _pool(
         self,

@@ -1,10 +1,11 @@
 """Our numbers with the paper's beside them, as text."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from crossbn.experiments.experiment import Comparison, Measure
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import Result
+from crossbn.report.context import distinct
 from crossbn.report.table import Table
 
 PAPER, REMARK = "paper", "difference"
@@ -56,10 +57,6 @@ def surroundings(results: Sequence[Result]) -> str:
     seeds = len({result.task.seed for result in results})
     counted = "1 seed" if seeds == 1 else f"{seeds} seeds, mean ± standard deviation"
     commits = dict.fromkeys(f"commit {result.commit}" for result in results if result.commit)
-    facts = [counted, *_distinct(result.versions for result in results), *commits]
-    facts += _distinct(result.machine for result in results)
+    facts = [counted, *distinct(result.versions for result in results), *commits]
+    facts += distinct(result.machine for result in results)
     return f"{'; '.join(facts)}; {sum(result.seconds for result in results):.0f} s of computing in all."
-
-
-def _distinct(facts: Iterable[Mapping[str, str]]) -> Iterable[str]:
-    return dict.fromkeys(", ".join(f"{name} {value}" for name, value in each.items()) for each in facts)

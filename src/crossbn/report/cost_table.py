@@ -91,18 +91,23 @@ def _three_digits(value: float) -> str:
 def caption(records: Sequence[CostRecord]) -> str:
     """Say what the numbers are, and what they were measured with."""
     first = records[0]
-    rounds = [timing.rounds for record in records for timing in record.timings.values()]
     facts = {**first.versions, **({"commit": first.commit} if first.commit else {}), **first.machine}
+    told = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return f"{explanation()} {rounds(records)}, threads {first.case.threads}, device {first.case.device}; {told}."
+
+
+def explanation() -> str:
+    """Say what the numbers are."""
     return (
         "Times are medians; a ratio is the median of the ratios round by round, ± half its 95 % interval. A step is "
         "forward, loss, backward and SGD with momentum, the window full; in burn-in it is not open yet. Folded: norms "
         "merged into the operators before them. Peak memory is that of a step, with weights, gradients, optimizer, "
-        "history and input. FLOPs are of the whole batch, two for a multiply-add. "
-        f"{_span(rounds)} rounds, threads {first.case.threads}, device {first.case.device}; "
-        f"{', '.join(f'{name} {value}' for name, value in facts.items())}."
+        "history and input. FLOPs are of the whole batch, two for a multiply-add."
     )
 
 
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
+def rounds(records: Sequence[CostRecord]) -> str:
+    """Say how often was measured."""
+    counts = [timing.rounds for record in records for timing in record.timings.values()]
+    low, high = min(counts), max(counts)
+    return f"{low} rounds" if low == high else f"{low} to {high} rounds"

@@ -67,18 +67,22 @@ def percent(share: float) -> str:
 
 def caption(records: Sequence[FidelityRecord], left_out: Mapping[str, str], context: Mapping[str, str]) -> str:
     """Say what the numbers are, what was left out, and what they were measured with."""
-    measurements = len({record.step for record in records})
-    text = (
+    text = f"{explanation()} {len({record.step for record in records})} measurements. "
+    if left_out:
+        text += f"Left out: {_reasons(left_out)}. "
+    return text + ", ".join(f"{name} {value}" for name, value in context.items()) + "."
+
+
+def explanation() -> str:
+    """Say what the numbers are."""
+    return (
         "All numbers in percent. Errors of remembered statistics, as they were (naive) → moved to today's weights "
         "(compensated): variances relative to the true variance of all batches looked at, means in its standard "
         "deviations. The truth: the operator's old input with today's weights (same layer), or the old step done again "
         "with today's weights in all layers, each norm pooling the same batches as then (whole network). Explained: "
         "the share of the distance that compensation takes away. Batches: how far the variances of single batches are "
-        f"from their average. Guard: compensated variances below 0, clipped. {measurements} measurements. "
+        "from their average. Guard: compensated variances below 0, clipped."
     )
-    if left_out:
-        text += f"Left out: {_reasons(left_out)}. "
-    return text + ", ".join(f"{name} {value}" for name, value in context.items()) + "."
 
 
 def _reasons(left_out: Mapping[str, str]) -> str:

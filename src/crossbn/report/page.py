@@ -1,15 +1,19 @@
-"""A page that shows a table and a picture, in one file that needs no other."""
+"""A page of tables, figures and settings, in one file that needs no other and no JavaScript."""
 
-import base64
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from string import Template
 
-from crossbn.experiments.rows import Row
-from crossbn.report.demo_table import COLUMNS, caption, cells
+from matplotlib.figure import Figure
+
+from crossbn.report.style import STYLE
+from crossbn.report.svg import make_picture
+from crossbn.report.table import WORDS, Table
+
+TABLE_WIDTH = 105
+"""Letters that fit on paper; a wider table is cut in parts."""
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -17,46 +21,48 @@ _PAGE = Template("""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
-<style>
-:root { color-scheme: light; }
-body { max-width: 44rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #222; }
-h1 { font-size: 1.5rem; line-height: 1.25; }
-h2 { font-size: 1.15rem; margin-top: 2rem; }
-figure { margin: 1rem 0; }
-img { width: 100%; height: auto; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ccc; }
-td { white-space: nowrap; }
-.caption { font-size: .85rem; color: #555; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-th:last-child, td:last-child { padding-right: 0; }
-pre { padding: .75rem; background: #f3f3f3; white-space: pre-wrap; overflow-x: auto; }
-pre span { white-space: nowrap; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
-dd { margin: 0; }
-@media (max-width: 30rem) { tr { font-size: .8rem; } th, td { padding-inline: .2rem; } }
-@media print { body { max-width: none; } figure, table { break-inside: avoid; } }
-</style>
+<style>$style</style>
 </head>
 <body>
+<header>
 <h1>$title</h1>
-$findings
-<figure><img src="data:image/png;base64,$picture" alt="$alternative"></figure>
-<div class="wide">
-$table
-</div>
-<p class="caption">$caption</p>
-<h2>What was trained</h2>
-$about
-<dl>
-$settings
-</dl>
-<h2>How to make this page</h2>
-<pre>$command</pre>
+$lead
+</header>
+$contents
+<main>
+$sections
+</main>
+<footer>
+$footer
+</footer>
 </body>
 </html>
 """)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page, about records that belong together.
+
+    Attributes:
+        title: its headline.
+        findings: what the numbers say, a sentence each.
+        tables: of numbers.
+        figures: after the first table.
+        notes: what the numbers are and how they came about, a paragraph each.
+        settings: of the runs, the software and the machine, by name.
+        setting_tables: settings that differ from run to run.
+        command: what to type for the same records, word by word.
+    """
+
+    title: str
+    findings: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    notes: Sequence[str] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    setting_tables: Sequence[Table] = ()
+    command: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -65,44 +71,102 @@ class Page:
 
     Attributes:
         title: its headline.
-        findings: what the numbers say, a sentence each.
-        about: how they came about, a paragraph each.
-        settings: of the runs, the software and the machine, by name.
+        sections: its parts; with more than one there is a list of contents.
+        lead: what the page is about, a paragraph each.
+        problems: what is missing on the page, a sentence each.
         command: what to type for the same page, word by word.
     """
 
     title: str
-    findings: Sequence[str]
-    about: Sequence[str]
-    settings: Mapping[str, object]
-    command: Sequence[str]
+    sections: Sequence[Section]
+    lead: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    command: Sequence[str] = ()
 
-    def write(self, path: Path, rows: Sequence[Row], picture: Path) -> None:
-        """Write the page with the table of `rows` and the PNG file `picture` inside."""
-        curves = ", ".join(row.name for row in rows)
-        path.write_text(
-            _PAGE.substitute(
-                title=escape(self.title),
-                findings=_paragraphs([" ".join(self.findings)]),
-                picture=base64.b64encode(picture.read_bytes()).decode(),
-                alternative=escape(f"Test accuracy during training: {curves}. The table below has the final values."),
-                table=_table(rows),
-                caption=escape(caption(rows)),
-                about=_paragraphs(self.about),
-                settings="\n".join(
-                    f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in self.settings.items()
-                ),
-                command=" ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in self.command),
-            ),
-            encoding="utf-8",
+    def html(self) -> str:
+        """Return the page; equal records make equal pages."""
+        parts = [_section(each, f"s{i}", each.title == self.title) for i, each in enumerate(self.sections, start=1)]
+        return _PAGE.substitute(
+            title=escape(self.title),
+            style=STYLE,
+            lead=_paragraphs(self.lead),
+            contents=_contents(self.sections) if len(self.sections) > 1 else "",
+            sections="\n".join(parts),
+            footer=_left_out(self.problems) + _command("How to make this page", self.command, "h2"),
         )
 
 
-def _paragraphs(texts: Sequence[str]) -> str:
+def _contents(sections: Sequence[Section]) -> str:
+    items = "\n".join(f'<li><a href="#s{i}">{escape(each.title)}</a></li>' for i, each in enumerate(sections, start=1))
+    return f'<nav aria-label="Contents">\n<ol>\n{items}\n</ol>\n</nav>'
+
+
+def _section(section: Section, name: str, is_page: bool) -> str:
+    headline = f"<h2>{escape(section.title)}</h2>"
+    parts = [
+        f'<section id="{name}" class="page">' if is_page else f'<section id="{name}">\n{headline}',
+        _paragraphs([" ".join(section.findings)] if section.findings else []),
+        *_tables(section.tables[:1], f"{name}t"),
+        *(_figure(figure, f"{name}f{i}") for i, figure in enumerate(section.figures, start=1)),
+        *_tables(section.tables[1:], f"{name}u"),
+    ]
+    if section.notes:
+        parts += ["<h3>What the numbers are</h3>", _paragraphs(section.notes)]
+    if section.settings:
+        parts += ["<h3>Settings</h3>", _definitions(section.settings), *_tables(section.setting_tables, f"{name}v")]
+    parts += [_command("How to make these records", section.command, "h3"), "</section>"]
+    return "\n".join(filter(None, parts))
+
+
+def _paragraphs(texts: Iterable[str]) -> str:
     return "\n".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
-def _table(rows: Sequence[Row]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>" for row in rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+def _tables(tables: Iterable[Table], name: str) -> Iterable[str]:
+    for i, table in enumerate(tables):
+        for j, part in enumerate(table.cut_to(TABLE_WIDTH)):
+            yield _table(part, f"{part.title}, continued" if j else part.title, f"{name}{i}-{j}")
+
+
+def _table(table: Table, title: str, name: str) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    body = "\n".join(f"<tr>{_cells(row)}</tr>" for row in table.rows)
+    # Not a caption: that would be no wider than the table. And a box that scrolls can be reached with the keyboard.
+    headline, label = f'<p class="title" id="{name}">{escape(title)}</p>\n', f'aria-labelledby="{name}"'
+    if not title:
+        headline, label = "", 'aria-label="Table"'
+    box = f'<div class="wide" role="region" tabindex="0" {label}>'
+    return f"{headline}{box}\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+
+
+def _cells(row: Sequence[str]) -> str:
+    return f'<th scope="row">{escape(row[0])}</th>' + "".join(map(_cell, row[1:]))
+
+
+def _cell(text: str) -> str:
+    return f'<td class="words">{escape(text)}</td>' if len(text) > WORDS else f"<td>{escape(text)}</td>"
+
+
+def _figure(figure: Figure, name: str) -> str:
+    picture = make_picture(figure, name)
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>\n" if picture.caption else ""
+    drawings = f'<div class="broad">{picture.wide}</div>\n<div class="narrow">{picture.narrow}</div>'
+    return f"<figure>\n{caption}{drawings}\n</figure>"
+
+
+def _definitions(settings: Mapping[str, object]) -> str:
+    items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items())
+    return f"<dl>\n{items}\n</dl>"
+
+
+def _left_out(problems: Sequence[str]) -> str:
+    items = "\n".join(f"<li>{escape(problem)}</li>" for problem in problems)
+    return f"<section>\n<h2>Left out</h2>\n<ul>\n{items}\n</ul>\n</section>\n" if problems else ""
+
+
+def _command(title: str, words: Sequence[str], headline: str) -> str:
+    if not words:
+        return ""
+    # No break within a word: copied, it stays one.
+    shown = " ".join(f"<span>{escape(shlex.quote(word))}</span>" for word in words)
+    return f"<{headline}>{title}</{headline}>\n<pre>{shown}</pre>"

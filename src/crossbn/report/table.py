@@ -2,6 +2,10 @@
 
 from typing import NamedTuple
 
+WORDS = 28
+"""Letters from which on a cell is no number any more, and wraps."""
+_GAP = 2
+
 
 class Table(NamedTuple):
     """Cells of text; the first column says what a row is."""
@@ -21,6 +25,26 @@ class Table(NamedTuple):
             )
             for piece in pieces
         ]
+
+    def cut_to(self, width: int) -> "list[Table]":
+        """Return the table in parts of about equally many columns, each at most `width` letters wide where possible.
+
+        Example:
+            >>> table = Table("", ("", "first", "second"), (("a", "1", "2"), ("b", "333 ± 33", "4")))
+            >>> [part.columns for part in table.cut_to(15)]
+            [('', 'first'), ('', 'second')]
+        """
+        most = columns = max(1, len(self.columns) - 1)
+        while most > 1 and max(part.width for part in self.cut(most)) > width:
+            most -= 1
+        return self.cut(-(-columns // -(-columns // most)))
+
+    @property
+    def width(self) -> int:
+        """Letters that a line takes where words wrap and numbers do not."""
+        cells = [max(len(row[i]) for row in (*self.rows, ("",) * len(self.columns))) for i in range(len(self.columns))]
+        words = [max(map(len, column.split() or [""])) for column in self.columns]
+        return sum(min(max(pair), WORDS) + _GAP for pair in zip(cells, words, strict=True))
 
     def markdown(self) -> str:
         """Return the table under its title as a headline."""
