@@ -12,16 +12,19 @@ if find_spec("torchvision") is not None:
     ensure_torchvision()
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
+from torchmetrics.classification import MulticlassAccuracy
 
 __all__ = [
     "Callback",
     "Checkpoint",
+    "LearningRateMonitor",
     "LightningDataModule",
     "LightningModule",
+    "MulticlassAccuracy",
     "TensorBoardLogger",
     "TorchCheckpointIO",
     "Trainer",

@@ -24,7 +24,36 @@ KEY = "crossbn"
 """Of what the callback puts into a checkpoint."""
 
 
-class CrossIterationNorm(Callback):
+class HistoryInCheckpoints(Callback):
+    """Keeps what the cross-iteration norms of each process remember in checkpoints, so that runs resume bit for bit."""
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add what the norms of every process remember."""
+        del trainer
+        norms = cross_iteration_norms(pl_module)
+        own = {name: tensor.cpu() for name, tensor in history_state(pl_module).items()}
+        windows = {name: norm.settings.window for name, norm in norms.items()}
+        checkpoint[KEY] = {"windows": windows, "histories": gather(own)}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take it over, if the checkpoint has it; Lightning has loaded the weights before."""
+        if trainer.state.fn != "fit" or KEY not in checkpoint:
+            return
+        self.prepare(pl_module)
+        saved = checkpoint[KEY]
+        for name, norm in cross_iteration_norms(pl_module).items():
+            if name in saved["windows"]:
+                norm.configure_(replace(norm.settings, window=saved["windows"][name]))
+        if trainer.global_rank < len(saved["histories"]):
+            load_history_state(pl_module, saved["histories"][trainer.global_rank])
+        else:
+            LOGGER.info("the checkpoint has no history for process %d, which starts with none", trainer.global_rank)
+
+    def prepare(self, module: LightningModule) -> None:
+        """See to it that the norms are there whose history is loaded next."""
+
+
+class CrossIterationNorm(HistoryInCheckpoints):
     """Train with cross-iteration norms.
 
     Converts the batch norms of the LightningModule before its optimizers are made, unless that has been done, sets
@@ -96,10 +125,14 @@ class CrossIterationNorm(Callback):
             )
         self.convert_(pl_module)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002  # Lightning's
+    def prepare(self, module: LightningModule) -> None:
         """Convert what `configure_model` has made."""
         if not self._found:
-            self.convert_(pl_module)
+            self.convert_(module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002  # Lightning's
+        """Convert before training at the latest."""
+        self.prepare(pl_module)
         if not self._found:
             raise ValueError(f"{type(pl_module).__name__} has no batch norm that can be converted")
 
@@ -146,29 +179,6 @@ class CrossIterationNorm(Callback):
         elif int(norm.burnt) >= norm.settings.burn_in:
             self._burning = None
             _say(f"burn-in ended after step {trainer.global_step}: from now on a window of {norm.settings.window}")
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add what the norms of every process remember."""
-        del trainer
-        norms = cross_iteration_norms(pl_module)
-        own = {name: tensor.cpu() for name, tensor in history_state(pl_module).items()}
-        windows = {name: norm.settings.window for name, norm in norms.items()}
-        checkpoint[KEY] = {"windows": windows, "histories": gather(own)}
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take it over, if the checkpoint has it; Lightning has loaded the weights before."""
-        if trainer.state.fn != "fit" or KEY not in checkpoint:
-            return
-        if not self._found:
-            self.convert_(pl_module)
-        saved = checkpoint[KEY]
-        for name, norm in cross_iteration_norms(pl_module).items():
-            if name in saved["windows"]:
-                norm.configure_(replace(norm.settings, window=saved["windows"][name]))
-        if trainer.global_rank < len(saved["histories"]):
-            load_history_state(pl_module, saved["histories"][trainer.global_rank])
-        else:
-            LOGGER.info("the checkpoint has no history for process %d, which starts with none", trainer.global_rank)
 
 
 @rank_zero_only  # type: ignore[untyped-decorator]  # Lightning ships no types

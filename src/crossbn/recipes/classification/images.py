@@ -1,6 +1,6 @@
 """Small data sets, all of whose images are in memory: drawn, cropped, flipped and normalized a batch at a time."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,18 +81,6 @@ class MemoryImages(Dataset[tuple[Tensor, Tensor]]):
             pixels = F.pad(pixels, (margin, margin, margin, margin))
         image, channel = torch.arange(count).reshape(-1, 1, 1, 1), torch.arange(channels).reshape(1, -1, 1, 1)
         return pixels[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-class Images(NamedTuple):
-    """What a run trains and tests on."""
-
-    train: Dataset[Any]
-    test: Dataset[Any]
-    channels: int
-    """That the data set has."""
-    classes: int
-    size: int
-    """Height and width."""
 
 
 def choose(images: Tensor, classes: Tensor, count: int | None) -> tuple[Tensor, Tensor]:

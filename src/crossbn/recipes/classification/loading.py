@@ -9,19 +9,28 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from crossbn.integrations.engine import LightningDataModule
-from crossbn.recipes.classification.images import Images
 from crossbn.recipes.classification.order import Draw, Order, Plan
+from crossbn.recipes.classification.sources import Images
 
 _MOST_PIXELS = 64 * 224 * 224  # of a batch to test on
 _MOST_TEST_IMAGES = 500
+
+
+def _options(workers: int) -> dict[str, Any]:
+    """Return what all loaders have in common: an item is a whole batch, and the process's random numbers are let be."""
+    return {
+        "batch_size": None,
+        "num_workers": workers,
+        "generator": torch.Generator(),
+        "pin_memory": torch.cuda.is_available(),
+    }
 
 
 class SpanLoader(DataLoader[Any]):
     """The batches of a span; its state is how many have been handed out, not how many were prepared ahead."""
 
     def __init__(self, dataset: Dataset[Any], order: Order, workers: int) -> None:
-        # An item is a whole batch. With a generator of its own the loader leaves the process's random numbers alone.
-        super().__init__(dataset, None, sampler=order, num_workers=workers, generator=torch.Generator())
+        super().__init__(dataset, sampler=order, **_options(workers))
         self.order = order
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator is an iterator
@@ -40,28 +49,29 @@ class SpanLoader(DataLoader[Any]):
 
 
 class Supply(LightningDataModule):
-    """Training batches of the span that the trainer is in, and test batches."""
+    """Training batches of the span that the trainer is in, and test batches, of this process.
 
-    def __init__(self, images: Images, plan: Plan, seed: int, workers: int = 0) -> None:
+    Args:
+        images: to train and test on.
+        plan: of the run.
+        seed: of the run.
+        workers: processes that prepare batches; 0 for this one.
+    """
+
+    def __init__(self, images: Images, plan: Plan, seed: int, workers: int) -> None:
         super().__init__()
         self.images, self.plan, self.seed, self.workers = images, plan, seed, workers
         self.spans = plan.spans
 
     def train_dataloader(self) -> SpanLoader:
-        """Return the batches of the present span."""
-        span = self.spans[self.trainer.current_epoch]
+        """Return the batches of the present span; of the last one, if the run is over."""
+        span = self.spans[min(self.trainer.current_epoch, len(self.spans) - 1)]
         order = Order(self.plan, span, self.seed, self.trainer.global_rank)
         return SpanLoader(self.images.train, order, self.workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Return the test images, this process's share of them."""
-        mine = torch.arange(self.trainer.global_rank, len(self.images.test), self.trainer.world_size)  # type: ignore[arg-type]
+        """Return every so manieth test image, without repeating any."""
+        mine = torch.arange(self.trainer.global_rank, len(self.images.test), self.trainer.world_size)
         size = max(1, min(_MOST_TEST_IMAGES, _MOST_PIXELS // self.images.size**2))
         draws = [Draw(part, 0) for part in mine.split(size)]
-        return DataLoader(
-            self.images.test,
-            None,
-            sampler=draws,
-            num_workers=self.workers,
-            generator=torch.Generator(),
-        )
+        return DataLoader(self.images.test, sampler=draws, **_options(self.workers))

@@ -6,44 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
-from crossbn.integrations.engine import LightningModule
+from crossbn.integrations.engine import LightningModule, MulticlassAccuracy
+from crossbn.recipes.classification.norms import switch_norm_
 from crossbn.recipes.classification.order import Plan
 from crossbn.recipes.classification.recipe import Point, Progress, Recipe
-
-
-class Tally:
-    """Sums over the forwards since the last point, in tensors that nobody waits for."""
-
-    def __init__(self) -> None:
-        self.loss: Tensor | float = 0.0
-        self.correct: Tensor | int = 0
-        self.forwards = 0
-        self.images = 0
-
-    def add(self, loss: Tensor, scores: Tensor, classes: Tensor) -> None:
-        """Count one forward."""
-        self.loss = self.loss + loss.detach().double()
-        self.correct = self.correct + (scores.detach().argmax(1) == classes).sum()
-        self.forwards += 1
-        self.images += len(classes)
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean loss so far; waits for the device."""
-        return float(self.loss) / max(1, self.forwards)
-
-    def sums(self, device: torch.device) -> Tensor:
-        """Return loss, correct images, forwards and images, summed."""
-        return torch.stack(
-            [
-                torch.as_tensor(each, dtype=torch.float64, device=device)
-                for each in (self.loss, self.correct, self.forwards, self.images)
-            ]
-        )
+from crossbn.recipes.classification.tally import Tally
 
 
 class Classifier(LightningModule):
@@ -51,6 +22,14 @@ class Classifier(LightningModule):
 
     Lightning's epochs are the spans: nothing but whole ones lies between two validations, so a checkpoint on the way
     never has one half done.
+
+    Args:
+        network: with its norms.
+        recipe: of the run.
+        plan: of the run.
+        classes: to tell apart.
+        tested: images to test on, of all processes.
+        watch: called with points and progress, in the first process only.
     """
 
     def __init__(
@@ -59,14 +38,15 @@ class Classifier(LightningModule):
         recipe: Recipe,
         plan: Plan,
         classes: int,
-        watch: Callable[[Point | Progress], None] = lambda _: None,
+        tested: int,
+        watch: Callable[[Point | Progress], None],
     ) -> None:
         super().__init__()
         self.network = network
-        self.recipe = recipe
-        self.plan = plan
-        self.watch = watch
+        self.recipe, self.plan, self.tested, self.watch = recipe, plan, tested, watch
         self.spans = plan.spans
+        self.switched = False
+        self.switch_at = round(recipe.switch_epoch * plan.steps_per_epoch) * plan.accumulate
         self.accuracy = MulticlassAccuracy(classes, average="micro", validate_args=False)
         self.tally = Tally()
         self.curve: list[Point] = []
@@ -78,43 +58,71 @@ class Classifier(LightningModule):
         else:
             super().__setattr__(name, value)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002  # the engine's
+    @property
+    def span(self) -> range:
+        """The forwards between the last point of the curve and the next."""
+        return self.spans[min(self.trainer.current_epoch, len(self.spans) - 1)]
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Return SGD with weight decay on all parameters, and a cosine that ends at 0 with the run."""
+        recipe, rate = self.recipe, self.recipe.effective_learning_rate
+        optimizer = torch.optim.SGD(self.parameters(), rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.plan.steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Switch the norm, when it is time."""
+        del batch
+        if self.recipe.switch_norm is not None and self.span.start + batch_idx == self.switch_at:
+            self._switch_()
+
+    def _switch_(self) -> None:
+        switch_norm_(self.network, self.recipe, self.plan)
+        self.switched = True
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note which norm the weights are of."""
+        checkpoint["switched"] = self.switched
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Have that norm before the weights are loaded."""
+        if checkpoint["switched"] and not self.switched:
+            self._switch_()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
+        del batch_idx  # with it in the signature, the engine need not look for where it could be
         images, classes = batch
         scores = self.network(images)
         loss = F.cross_entropy(scores, classes)
         self.tally.add(loss, scores, classes)
+        if self.trainer.loggers:
+            self.log("loss", loss)
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # noqa: ARG002  # the engine's
+    def on_validation_start(self) -> None:
+        """Let all processes test the same network: the first one's, whose running statistics are saved."""
+        if self.trainer.world_size > 1:
+            for buffer in self.network.buffers():
+                dist.broadcast(buffer, 0)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Count the test images that are classified correctly."""
+        del batch_idx
         images, classes = batch
         self.accuracy.update(self.network(images), classes)
 
     def on_validation_epoch_end(self) -> None:
         """Add a point to the curve."""
-        sums = self.tally.sums(self.device)
-        loss, correct, forwards, images = (
-            value.item() for value in self.trainer.strategy.reduce(sums, reduce_op="sum")
-        )
-        done = self.spans[self.trainer.current_epoch].stop
-        epoch = done / self.plan.forwards_per_epoch
-        tested = len(self.trainer.datamodule.images.test)
-        test_accuracy = round(self.accuracy.compute().item() * tested) / tested  # it is a float32
+        sums = self.trainer.strategy.reduce(self.tally.sums(self.device), reduce_op="sum")
+        loss, correct, forwards, images = sums.tolist()
+        test_accuracy = round(self.accuracy.compute().item() * self.tested) / self.tested  # it was a float32
+        epoch = self.span.stop / self.plan.forwards_per_epoch
         point = Point(epoch, loss / forwards, correct / images, test_accuracy)
         self.accuracy.reset()
         self.tally = Tally()
         self.curve.append(point)
-        self.watch(point)
-
-    def configure_optimizers(self) -> dict[str, Any]:
-        """Return SGD with weight decay on all parameters, and a cosine that ends at 0 with the run."""
-        recipe = self.recipe
-        optimizer = torch.optim.SGD(
-            self.parameters(),
-            recipe.effective_learning_rate,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-        )
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.plan.steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        for logger in self.trainer.loggers:
+            logger.log_metrics(point._asdict(), self.trainer.global_step)
+        if self.trainer.is_global_zero:
+            self.watch(point)

@@ -1,16 +1,19 @@
 """Putting the norm of a recipe into its network."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from crossbn.convert import convert_
+from crossbn.integrations.engine import Callback
+from crossbn.integrations.lightning import CrossIterationNorm, HistoryInCheckpoints
 from crossbn.nn import NORMS, RenormSchedule, reparametrize_
 from crossbn.recipes.classification.networks import is_small
-from crossbn.recipes.classification.recipe import Recipe, RecipeError
+from crossbn.recipes.classification.order import Plan
+from crossbn.recipes.classification.recipe import CROSS_ITERATION, Recipe, RecipeError
 from crossbn.swap import swap_norm_
 
-CROSS_ITERATION = ("cbn", "naive_cbn")
 # Batch Renormalization's ramps end at 40,000 steps; a run of fewer than four times as many has them shortened.
 _RENORM_STEPS = 160_000
 
@@ -22,7 +25,6 @@ def default_options(recipe: Recipe, norm: str, forwards: int) -> dict[str, Any]:
       two channels would be instance normalization.
     - "ssn" chooses at the end of the run, as in its paper.
     - "brn" has its paper's ramps, shortened in proportion in runs of fewer than 160,000 forwards.
-    - "cbn" and "naive_cbn" have the recipe's window.
 
     Args:
         recipe: of the run.
@@ -35,24 +37,53 @@ def default_options(recipe: Recipe, norm: str, forwards: int) -> dict[str, Any]:
         return {"steps": forwards}
     if norm == "brn":
         return {"schedule": RenormSchedule().scaled(min(1.0, forwards / _RENORM_STEPS))}
-    if norm in CROSS_ITERATION:
-        return {"window": recipe.effective_window, **({"order": 0} if norm == "naive_cbn" else {})}
     return {}
 
 
-def apply_norm_(network: nn.Module, recipe: Recipe, forwards: int, burn_in: int = 0) -> None:
+def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | None:
     """Turn the batch norms of `network` into the recipe's norm, and reparametrize its weights.
+
+    Returns:
+        The callback that the norms need in training, if any.
 
     Raises:
         RecipeError: if an option is not one of the norm's.
     """
-    options = {**default_options(recipe, recipe.norm, forwards), **recipe.norm_options}
-    try:
+    options = {**default_options(recipe, recipe.norm, plan.forwards), **recipe.norm_options}
+    with _options_blamed(recipe.norm):
         if recipe.reparametrize is not None:
             reparametrize_(network, recipe.reparametrize)
         if recipe.norm in CROSS_ITERATION:
-            convert_(network, **{"burn_in": burn_in, **options})
-        elif recipe.norm != "bn" or options:
+            callback = _cross_iteration(recipe, options, round(recipe.burn_in_epochs * plan.steps_per_epoch))
+            callback.convert_(network)
+            return callback
+        if recipe.norm != "bn" or options:
             swap_norm_(network, recipe.norm, **options)
+    return HistoryInCheckpoints() if recipe.switch_norm in CROSS_ITERATION else None
+
+
+def _cross_iteration(recipe: Recipe, options: Mapping[str, Any], burn_in_steps: int) -> CrossIterationNorm:
+    order = {"order": 0} if recipe.norm == "naive_cbn" else {}
+    return CrossIterationNorm(**{"window": recipe.effective_window, **order, **options}, burn_in_steps=burn_in_steps)
+
+
+def switch_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> None:
+    """Turn the norms of a network in training into the recipe's other norm; parameters stay the same ones.
+
+    Raises:
+        RecipeError: if an option is not one of the norm's.
+    """
+    assert recipe.switch_norm is not None
+    options = {**default_options(recipe, recipe.switch_norm, plan.forwards), **recipe.switch_options}
+    if recipe.switch_norm in CROSS_ITERATION:
+        options = {"window": recipe.effective_window, **options}
+    with _options_blamed(recipe.switch_norm):
+        swap_norm_(network, recipe.switch_norm, **options)
+
+
+@contextmanager
+def _options_blamed(norm: str) -> Iterator[None]:
+    try:
+        yield
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"{NORMS[recipe.norm].title}: {error}") from error
+        raise RecipeError(f"{NORMS[norm].title}: {error}") from error

@@ -15,6 +15,10 @@ BASE_LEARNING_RATE, BASE_BATCH_SIZE = 0.1, 32
 """The paper's: the learning rate is proportional to the batch of a process."""
 
 
+CROSS_ITERATION = ("cbn", "naive_cbn")
+_SAME_PARAMETERS = ("bn", "sync_bn", "brn", "kn", *CROSS_ITERATION)
+
+
 class RecipeError(ValueError):
     """Something that the recipe asks for cannot be had; the message is for the user."""
 
@@ -120,6 +124,17 @@ class Recipe:
             value = getattr(self, name)
             if value not in known and not (value is None and name != "norm"):
                 raise RecipeError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if self.switch_norm is not None:
+            self._check_switch()
+
+    def _check_switch(self) -> None:
+        # An optimizer goes on with the parameters that it has; gamma and beta are all of them in these norms.
+        after = (*_SAME_PARAMETERS, "gn", "ln", "in")
+        if self.norm not in _SAME_PARAMETERS or self.switch_norm not in after:
+            raise RecipeError(
+                f"norms can be switched from {', '.join(_SAME_PARAMETERS)}, to these and gn, ln, in; not from "
+                f"{self.norm} to {self.switch_norm}"
+            )
 
     @property
     def effective_window(self) -> int:

@@ -2,87 +2,88 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from crossbn.datasets import DATASETS, load_pictures
-from crossbn.integrations.engine import Trainer
+import torch
+
+from crossbn.integrations.engine import Callback
+from crossbn.nn import NORMS
+from crossbn.recipes.checkpoints import Checkpoints, InterruptedRun
 from crossbn.recipes.classification.clock import Clock
-from crossbn.recipes.classification.images import UPRIGHT, Images, MemoryImages, Scaling, choose, resize
 from crossbn.recipes.classification.loading import Supply
+from crossbn.recipes.classification.machine import Machine
 from crossbn.recipes.classification.module import Classifier
-from crossbn.recipes.classification.networks import build_network, is_small
-from crossbn.recipes.classification.norms import apply_norm_
+from crossbn.recipes.classification.networks import build_network
+from crossbn.recipes.classification.norms import give_norm_
 from crossbn.recipes.classification.order import Plan
 from crossbn.recipes.classification.recipe import Outcome, Point, Progress, Recipe, RecipeError
+from crossbn.recipes.classification.record import Record
+from crossbn.recipes.classification.resuming import RunState, check_checkpoint
+from crossbn.recipes.classification.sources import Images, load_images
+from crossbn.recipes.classification.trainer import Files, make_trainer
+from crossbn.recipes.quiet import quiet
+from crossbn.records import append_lines
+
+Watch = Callable[[Point | Progress], None]
 
 
-def carry_out(recipe: Recipe, folder: Path | None, watch: Callable[[Point | Progress], None]) -> Outcome:
+def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machine) -> Outcome:
     """Do what `train` promises."""
-    images = load_images(recipe)
-    plan = Plan.of(recipe, len(images.train), 1)  # type: ignore[arg-type]  # ours have a length
+    files = None if folder is None else Files(folder)
+    step = None
+    if files is not None and files.checkpoint.exists():
+        step = check_checkpoint(files.checkpoint, recipe, machine.processes)
+    images = load_images(recipe, machine.data_folder)
+    plan = Plan.of(recipe, len(images.train), machine.processes)
+    clock = Clock()
+    with quiet(), _repeatable(), _mistakes_told(recipe):
+        module, callbacks = _build(recipe, plan, images, watch)
+        callbacks += [clock, RunState(clock)]
+        listening = nullcontext()
+        if files is not None:
+            saving = Checkpoints(files.checkpoint, machine.checkpoint_seconds, machine.checkpoint_steps)
+            callbacks.append(saving)
+            listening = saving.listening()
+        trainer = make_trainer(recipe, plan, machine, callbacks, files, step)
+        supply = Supply(images, plan, recipe.seed, images.workers if machine.workers is None else machine.workers)
+        with listening:
+            trainer.fit(module, supply, ckpt_path=None if files is None or step is None else files.checkpoint)
+    outcome = Outcome(recipe, tuple(module.curve), len(images.test), clock.seconds, clock.seconds_per_step)
+    record = Record(outcome, machine.processes, str(trainer.strategy.root_device))
+    if files is not None and trainer.is_global_zero and not record.is_in(files.record):
+        append_lines(files.record, [record])
+    return outcome
+
+
+def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Classifier, list[Callback]]:
     network = build_network(recipe.model, images.channels, images.classes, recipe.width, recipe.seed)
-    apply_norm_(network, recipe, plan.forwards, round(recipe.burn_in_epochs * plan.forwards_per_epoch))
+    callback = give_norm_(network, recipe, plan)
     if recipe.wrap is not None:
         network = recipe.wrap(network, recipe)
-    module = Classifier(network, recipe, plan, images.classes, watch)
-    clock = Clock()
-    with _quiet():
-        trainer = Trainer(
-            max_epochs=len(module.spans),
-            reload_dataloaders_every_n_epochs=1,
-            accumulate_grad_batches=recipe.accumulate,
-            precision=recipe.precision,
-            callbacks=[clock],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            use_distributed_sampler=False,
-        )
-        trainer.fit(module, Supply(images, plan, recipe.seed))
-    return Outcome(recipe, tuple(module.curve), len(images.test), clock.seconds, clock.seconds_per_step)  # type: ignore[arg-type]
-
-
-def load_images(recipe: Recipe) -> Images:
-    """Return the images that a recipe trains and tests on."""
-    if recipe.data not in DATASETS:
-        raise RecipeError(f"there is no data set {recipe.data!r}; there are {', '.join(DATASETS)}")
-    known = DATASETS[recipe.data]
-    train, test = (
-        choose(pictures.images, pictures.classes, count)
-        for pictures, count in (
-            (load_pictures(recipe.data, train=True), recipe.train_images),
-            (load_pictures(recipe.data, train=False), recipe.test_images),
-        )
-    )
-    channels = known.channels if is_small(recipe.model) else 3
-    pixels = resize(train[0], recipe.image_size)
-    scaling = Scaling.of(pixels)
-    mirror = recipe.augment and recipe.data not in UPRIGHT
-    return Images(
-        MemoryImages(pixels, train[1], scaling, channels, crop=recipe.augment, mirror=mirror),
-        MemoryImages(resize(test[0], recipe.image_size), test[1], scaling, channels),
-        channels,
-        known.classes,
-        pixels.shape[-1],
-    )
+    module = Classifier(network, recipe, plan, images.classes, len(images.test), watch)
+    return module, [] if callback is None else [callback]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the engine says about itself, and its advice, out of the way."""
-    logger = logging.getLogger("lightning.pytorch")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+def _repeatable() -> Iterator[None]:
+    """Leave the caller's random numbers alone, and have cuDNN compute the same thing each time."""
+    with torch.random.fork_rng(), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+        yield
+
+
+@contextmanager
+def _mistakes_told(recipe: Recipe) -> Iterator[None]:
+    """Say what happened in the caller's terms."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*does not have many workers.*")  # images in memory need none
-            warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # Lightning asks torch in an old way
-            yield
-    finally:
-        logger.setLevel(before)
+        yield
+    except (InterruptedRun, SystemExit):  # the engine turns a Ctrl-C of which we did not know into the second
+        raise KeyboardInterrupt from None
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RecipeError(
+            f"{NORMS[recipe.norm].title} has a single value per channel to normalize with, in a batch of "
+            f"{recipe.batch_size} whose last maps are 1 by 1: take larger batches or images, or another norm"
+        ) from error

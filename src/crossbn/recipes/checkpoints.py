@@ -1,0 +1,120 @@
+"""Checkpoints from which a run goes on bit for bit, after Ctrl-C or after a kill at any moment.
+
+Lightning's ModelCheckpoint saves at the last batch of an epoch too, before its validation, which a resumed run then
+leaves out; and its files pass through the system's temporary folder, from where they are copied if that is another
+disk, which is not atomic. Here the moments are chosen so that nothing is half done: between two steps in the middle of
+an epoch, and after an epoch with its validation.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crossbn.integrations.engine import Checkpoint, LightningModule, TorchCheckpointIO, Trainer
+
+_FORWARDS_BETWEEN_VOTES = 10  # of several processes on whether to save
+
+
+class InterruptedRun(Exception):  # noqa: N818  # no error: somebody wished it
+    """A run has saved a checkpoint and stopped."""
+
+
+class AtomicFiles(TorchCheckpointIO):
+    """Writes beside the old file, then takes its place: there is a complete one at every moment."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Save; a crash of the machine, too, leaves the old file or the new one."""
+        del storage_options
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        with part.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+
+class Checkpoints(Checkpoint):
+    """Saves after every epoch, on the way when so much time has passed, and when the run is to stop.
+
+    Args:
+        path: of the file, which is replaced.
+        seconds: between two checkpoints within an epoch, at least.
+        steps: between two checkpoints within an epoch, at most; None for no such limit.
+    """
+
+    def __init__(self, path: Path, seconds: float = 300.0, steps: int | None = None) -> None:
+        super().__init__()
+        self.path = path
+        self.seconds = seconds
+        self.steps = steps
+        self.asked_to_stop = False
+        self._saved = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save between two steps, if it is time; not in the midst of accumulation, and not before a validation."""
+        del pl_module, outputs, batch
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and not trainer.is_last_batch:
+            if self._is_due(trainer, batch_idx + 1):
+                self._save(trainer)
+            self._stop_if_asked(trainer, batch_idx + 1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save after an epoch, whose validation is over."""
+        del pl_module
+        self._save(trainer)
+        if self._agreed(trainer, self.asked_to_stop or trainer.received_sigterm):
+            raise InterruptedRun
+
+    def _is_due(self, trainer: Trainer, forwards: int) -> bool:
+        if self.steps is not None and forwards % (self.steps * trainer.accumulate_grad_batches) == 0:
+            return True
+        return self._vote(trainer, forwards, time.monotonic() - self._saved >= self.seconds)
+
+    def _stop_if_asked(self, trainer: Trainer, forwards: int) -> None:
+        if self._vote(trainer, forwards, self.asked_to_stop or trainer.received_sigterm):
+            self._save(trainer)
+            raise InterruptedRun
+
+    def _vote(self, trainer: Trainer, forwards: int, wish: bool) -> bool:
+        """Tell what all processes do: a checkpoint has something from each, and their clocks differ."""
+        if trainer.world_size == 1:
+            return wish
+        return forwards % _FORWARDS_BETWEEN_VOTES == 0 and self._agreed(trainer, wish)
+
+    @staticmethod
+    def _agreed(trainer: Trainer, wish: bool) -> bool:
+        return bool(trainer.strategy.reduce_boolean_decision(wish, all=False))
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.path, weights_only=False)
+        self._saved = time.monotonic()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Stop in an orderly way at the first Ctrl-C; the second is Python's own."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are for the main thread
+            return
+
+        def stop(*_: object) -> None:
+            self.asked_to_stop = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
