@@ -53,7 +53,7 @@ def test_every_run_leaves_a_record_and_its_number_on_the_table_and_the_page(firs
     for each in records:
         number = f"{100 * each.accuracy:.1f}"
         assert re.search(rf"{each.run.name} .*[ │]{number} ", answer.output)
-        assert re.search(rf"<td>{each.run.name}</td>.*<td>{number}</td>", page)
+        assert re.search(rf'<th scope="row">{each.run.name}</th>.*<td>{number}</td>', page)
         assert f"{each.run.name}, seed 0: {number}% in" in answer.errors
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "Accuracy on 797 test images" in answer.output

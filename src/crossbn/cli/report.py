@@ -1,0 +1,40 @@
+"""`crossbn report`: tables, figures and a page from the records of other commands."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossbn.cli.extras import require
+from crossbn.cli.printing import fail
+from crossbn.records import RecordError
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Of the records.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", dir_okay=False, help="The page.", show_default="DIR/report.html")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page.", show_default="Results in DIR")] = None,
+) -> None:
+    """Make a page of the records that other commands left in a folder and in those below it.
+
+    One HTML file with tables, figures and settings that needs no other: for a screen, a phone, or paper. Records of
+    demo, reproduce, train, cost and diagnose are known by what is in them; a file that is something else is named and
+    left out.
+    """
+    require("matplotlib")
+    from crossbn.report.folder import make_page  # matplotlib is slow to import
+
+    path = output or folder / "report.html"
+    try:
+        page = make_page(folder, title)
+        path.write_text(page.html(), encoding="utf-8")
+    except OSError as error:
+        fail(f"{error.strerror}: {error.filename}")
+    except RecordError as error:
+        fail(str(error))
+    for problem in page.problems:
+        typer.echo(f"crossbn: {problem}", err=True)
+    shown = "; ".join(section.title for section in page.sections)
+    typer.echo(f"{path} shows: {shown}.")
