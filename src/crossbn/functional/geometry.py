@@ -6,7 +6,7 @@ places follow dimension by dimension from the position.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -31,32 +31,31 @@ class Geometry:
     padding_mode: str = "zeros"
     transposed: bool = False
 
-    @property
-    def taps(self) -> int:
-        """Number of kernel positions, K."""
-        return torch.Size(self.kernel).numel()
+    # Asked for at every step, so worked out once; plain attributes, because a compiled step cannot fill a cache.
+    taps: int = field(init=False, compare=False)
+    """Number of kernel positions, K."""
+    patch_size: int = field(init=False, compare=False)
+    """Numbers an output channel reads at one position, C_in/groups * K."""
+    reads_each_input_once: bool = field(init=False, compare=False)
+    """Whether positions and inputs are the same thing: a linear layer, or a 1x1 convolution on every pixel."""
+    may_read_nothing: bool = field(init=False, compare=False)
+    """Whether some taps fall on zero padding or between the inputs of a transposed convolution."""
+    reads_every_input: bool = field(init=False, compare=False)
+    """Whether no input is skipped, for any size; else it may be, by a stride, between taps or at the end."""
 
-    @property
-    def patch_size(self) -> int:
-        """Numbers an output channel reads at one position, C_in/groups * K."""
-        return self.in_channels // self.groups * self.taps
-
-    @property
-    def reads_each_input_once(self) -> bool:
-        """Whether positions and inputs are the same thing: a linear layer, or a 1x1 convolution on every pixel."""
-        plain = all(k == s == 1 for k, s in zip(self.kernel, self.stride, strict=True))
-        return plain and all(pair == (0, 0) for pair in self.padding)
-
-    @property
-    def may_read_nothing(self) -> bool:
-        """Whether some taps fall on zero padding or between the inputs of a transposed convolution."""
-        padded = self.padding_mode == "zeros" and any(max(pair) > 0 for pair in self.padding)
-        return padded or self.transposed
-
-    @property
-    def reads_every_input(self) -> bool:
-        """Whether no input is skipped, for any size; else it may be, by a stride, between taps or at the end."""
-        return not self.transposed and all(s == d == 1 for s, d in zip(self.stride, self.dilation, strict=True))
+    def __post_init__(self) -> None:
+        taps = torch.Size(self.kernel).numel()
+        unpadded = all(pair == (0, 0) for pair in self.padding)
+        steps = set(self.stride)
+        facts = {
+            "taps": taps,
+            "patch_size": self.in_channels // self.groups * taps,
+            "reads_each_input_once": taps == 1 and steps <= {1} and unpadded,
+            "may_read_nothing": self.transposed or (self.padding_mode == "zeros" and not unpadded),
+            "reads_every_input": not self.transposed and steps <= {1} and set(self.dilation) <= {1},
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def output_padding(self, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> list[int]:
         """Positions that a transposed convolution has appended to its output; a call may choose them."""

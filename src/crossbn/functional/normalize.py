@@ -169,7 +169,8 @@ def _backward(
     dx, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
         grad, x, own, None, None, mean, invstd, True, eps, [True, True, True]
     )
-    return dx.addcmul_(grad, channelwise((weight - own) * invstd, x)), grad_weight, grad_bias
+    rest = (weight - own).mul_(invstd)
+    return dx.addcmul_(grad, channelwise(rest, x)), grad_weight, grad_bias
 
 
 def _backward_in_halves(

@@ -259,7 +259,7 @@ class Source:
         earlier = None
         through = settings.backward == "through" and len(past_mean) > 0
         if through and self.form is not None and past is not None and today.drift is not None:
-            towards = (pooled.weight + pooled.weight) * pooled.deviation
+            towards = (pooled.weight * pooled.deviation).mul_(2)
             influence = Influence(pooled.weight, pooled.weight * pooled.valid, towards)
             jacobians = self.form.jacobians(rings, past._replace(drift=today.drift), influence)
             if self.deeper is not None:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_OUTCOME = ("curve", "accuracy", "seconds", "seconds_per_step", "versions", "machine", "commit")
+from crossbn.cost.cases import WINDOWED
+
+_OUTCOME = ("seed", "curve", "accuracy", "seconds", "seconds_per_step", "versions", "machine", "commit")
 
 
 class Moment(NamedTuple):
@@ -54,12 +56,19 @@ class Training:
             TypeError: if a field is something else.
         """
         found = json.loads(line)
-        told = {name: value for name, value in found.items() if name not in _OUTCOME}
-        told |= told.pop("recipe", {})
-        curve = tuple(Moment(**point) if isinstance(point, dict) else Moment(*point) for point in found["curve"])
+        curve = tuple(Moment(**{name: point[name] for name in Moment._fields}) for point in found["curve"])
         if not curve:
             raise ValueError("a training has one measurement at least")
-        seed = told.pop("seed")
-        return cls(
-            told, seed, curve, found["seconds"], found["versions"], found["machine"], str(found.get("commit") or "")
-        )
+        settings = _settings({name: value for name, value in found.items() if name not in _OUTCOME})
+        commit = str(found.get("commit") or "")
+        made = {name: found[name] for name in ("seconds", "versions", "machine")}
+        return cls(settings, found["seed"], curve, commit=commit, **made)
+
+
+def _settings(told: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings as they took effect: a default that follows another setting has what it came to."""
+    used = {name.removesuffix("_used"): value for name, value in told.items() if name.endswith("_used")}
+    settings = {name: used.get(name, value) for name, value in told.items() if not name.endswith("_used")}
+    if "window" in settings and settings["norm"] not in WINDOWED:
+        del settings["window"]
+    return settings

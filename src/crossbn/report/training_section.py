@@ -6,11 +6,12 @@ from crossbn.experiments.rows import Spread
 from crossbn.report.comparison import write_spread
 from crossbn.report.context import in_text, origin, surroundings
 from crossbn.report.page import Section
-from crossbn.report.settings import common, names_that_differ
+from crossbn.report.settings import Settings, common, names_that_differ, settings_table
 from crossbn.report.table import Table
 from crossbn.report.training_figure import plot_trainings
 from crossbn.report.training_records import Training
 
+_FIRST = ("norm", "batch_size", "window")
 COLUMNS = ("", "n", "test accuracy, %", "best, %", "train accuracy, %", "train loss", "seconds")
 
 
@@ -23,6 +24,7 @@ def training_section(trainings: Sequence[Training], name: str) -> Section:
     """
     latest = list({(training.key, training.seed): training for training in trainings}.values())
     groups = group_by_settings(latest)
+    differing = settings_table({label: group[0].settings for label, group in groups.items()})
     rows = tuple((label, *_cells(group)) for label, group in groups.items())
     return Section(
         title="Trainings" if len(groups) > 1 else f"Training: {next(iter(groups))}",
@@ -38,20 +40,26 @@ def training_section(trainings: Sequence[Training], name: str) -> Section:
             **surroundings(latest),
             **origin(name, len(latest), sum(training.seconds for training in latest)),
         },
+        setting_tables=[] if differing is None else [differing],
     )
 
 
 def group_by_settings(trainings: Sequence[Training]) -> dict[str, list[Training]]:
     """Return the trainings by what sets them apart, those that differ in their seed only together."""
-    differing = names_that_differ([training.settings for training in trainings])
-    if "norm" not in differing:
-        differing.insert(0, "norm")
+    runs = [training.settings for training in trainings]
+    telling = ["norm"]
+    for name in sorted(names_that_differ(runs), key=lambda name: name not in _FIRST):
+        # What follows from the others, as the learning rate does from the batch size, is not in the name.
+        if len({_label(run, [*telling, name]) for run in runs}) > len({_label(run, telling) for run in runs}):
+            telling.append(name)
     groups: dict[str, list[Training]] = {}
     for training in trainings:
-        told = training.settings
-        label = ", ".join(_phrase(name, told[name]) for name in differing if told.get(name) is not None)
-        groups.setdefault(label, []).append(training)
+        groups.setdefault(_label(training.settings, telling), []).append(training)
     return groups
+
+
+def _label(run: Settings, names: Sequence[str]) -> str:
+    return ", ".join(_phrase(name, run[name]) for name in names if run.get(name) is not None)
 
 
 def _phrase(name: str, value: object) -> str:
