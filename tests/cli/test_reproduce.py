@@ -97,8 +97,8 @@ def test_real_runs_can_be_listed_with_their_times(name: str, scale: str, tmp_pat
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((), "a name is missing; there is cost, gradients"),
-        (("table1",), "there is no 'table1'; there is cost, gradients"),
+        ((), "a name is missing; there is norms, batch_size"),
+        (("table1",), "there is no 'table1'; there is norms, batch_size"),
         (("pretended", "--scale", "huge"), "--scale"),
         (("pretended", "--seeds", "0"), "--seeds"),
         (("pretended", "--output", __file__), "--output"),

@@ -277,4 +277,3 @@ def _weighted_sum(weights: Tensor, tensors: Tensor) -> Tensor:
 
 def _add(row: Rings, name: str, term: Tensor) -> None:
     row[name] = row[name] + term if name in row else term
-
