@@ -1,0 +1,167 @@
+from collections.abc import Iterable
+
+import pytest
+
+from crossbn.experiments import (
+    architectures,
+    backward,
+    batch_size,
+    bound,
+    burn_in,
+    compensation,
+    norms,
+    order,
+    positions,
+    window,
+)
+from crossbn.experiments.classification import EXPERIMENT
+from crossbn.experiments.experiment import Experiment, Scale
+from crossbn.experiments.registry import EXPERIMENTS
+from crossbn.experiments.tasks import Task
+from tests.experiments.classified import by_norm, results_of
+
+TABLES = {
+    name: experiment
+    for name, experiment in EXPERIMENTS.items()
+    if experiment.configs(Scale.SMALL)[0].experiment == EXPERIMENT
+}
+
+
+def names(tasks: Iterable[Task]) -> list[str]:
+    return list(dict.fromkeys(task.name for task in tasks))
+
+
+def test_all_tables_are_there() -> None:
+    assert set(TABLES) == {
+        *("norms", "batch_size", "architectures", "window", "compensation"),
+        *("burn_in", "order", "backward", "positions", "bound"),
+    }
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("scale", Scale)
+def test_a_table_shows_each_of_its_runs_and_ignores_others(name: str, scale: Scale) -> None:
+    table = TABLES[name]
+    own = results_of(table, by_norm, scale=scale)
+    others = results_of(norms, by_norm, scale=scale) + results_of(bound, by_norm, scale=scale)
+    rows = table.rows([*others, *own])
+    assert [row.name for row in rows] == [row.name for row in table.rows(own)]
+    shown = {measure.name for measure in table.MEASURES}
+    assert rows
+    assert all(row.ours and row.ours.keys() <= shown for row in rows)
+    assert table.rows([]) == []
+
+
+def test_tables_share_their_runs() -> None:
+    done = set(names(batch_size.configs(Scale.SMALL)))
+    assert len(done) == 23  # 6 sizes of 4 norms, CBN being BN at 2 of them, and a wider window
+    missing = {}
+    for name in ("compensation", "order", "backward", "window", "bound", "norms"):
+        fresh = [each for each in names(TABLES[name].configs(Scale.SMALL)) if each not in done]
+        done.update(fresh)
+        missing[name] = fresh
+    own = "batch 2, window 8"
+    assert missing["compensation"] == [f"naive CBN, {own}"]
+    assert missing["order"] == [f"CBN, {own}, order 2"]
+    assert missing["backward"] == [f"CBN, {own}, backward detached"]
+    assert missing["window"] == [f"{norm}, batch 2, window {k}" for k in (2, 4) for norm in ("CBN", "naive CBN")] + [
+        f"{norm}, batch 2, window 16" for norm in ("CBN", "naive CBN")
+    ]
+    assert missing["bound"] == [f"exact, {each} gradient, {own}" for each in ("none", "own", "full")]
+    assert missing["norms"] == ["IN, batch 32", "LN, batch 32", "IN, batch 2", "LN, batch 2"]
+
+
+def test_norms_stand_beside_the_paper_s() -> None:
+    rows = norms.rows(results_of(norms, by_norm))
+    assert [row.name for row in rows] == [f"{norm} at batch {size}" for size in (32, 2) for norm in norms.PAPER]
+    assert [row.paper.get("accuracy") for row in rows] == [64.4, 67.9, 68.9, 70.2, 70.2, *[None] * 5]
+    assert [row.remark for row in rows[3:7]] == ["", "", "-10.0 to CBN at batch 2", "-10.0 to CBN at batch 2"]
+    assert "ours" in norms.notes(Scale.SMALL)[-2]
+
+
+def test_batch_sizes_have_a_wider_window_at_1() -> None:
+    rows = batch_size.rows(results_of(batch_size, by_norm))
+    assert [row.name for row in rows] == [f"batch {size}" for size in (32, 16, 8, 4, 2, 1)]
+    assert rows[-1].ours.keys() == {"BN", "GN", "BRN", "CBN", "CBN, k = 16"}
+    assert rows[-2].remark == "+10.0 to BN, +10.0 to GN, +10.0 to BRN"
+    assert rows[0].remark == "+0.0 to GN (?), +0.0 to BRN (?)"
+
+
+def test_windows_begin_with_batch_norm() -> None:
+    rows = window.rows(results_of(window, by_norm))
+    assert [row.name for row in rows] == ["k = 1", "k = 2", "k = 4", "k = 8", "k = 16"]
+    assert rows[0].ours[window.CBN] == rows[0].ours[window.NAIVE] == rows[0].ours[window.BN]
+    assert rows[4].remark == "+10.0 to naive, +10.0 to BN, k times the batch"
+    tasks = {task.name: task for task in window.configs(Scale.FULL)}
+    assert tasks["BN, batch 64"].settings["batch_size"] == 64
+    assert tasks["naive CBN, batch 4, window 16"].settings["window"] == 16
+
+
+def test_compensation_lies_between_batch_norms() -> None:
+    assert [row.name for row in compensation.rows(results_of(compensation, by_norm))] == [
+        *("CBN", "naive CBN", "BN at batch 2", "BN at batch 16")
+    ]
+    assert list(compensation.cells(Scale.FULL)) == ["CBN", "naive CBN", "BN at batch 4", "BN at batch 16"]
+
+
+def test_burn_in_is_a_share_of_the_training() -> None:
+    tasks = {task.name: task for task in burn_in.configs(Scale.FULL)}
+    epochs = [task.settings["burn_in_epochs"] for task in tasks.values() if "detached" not in task.name]
+    assert epochs == [0, 10, 25, 50, 75]
+    rows = burn_in.rows(results_of(burn_in, by_norm))
+    assert [row.name for row in rows] == ["0%", "10%", "25%", "50%", "75%"]
+    assert rows[0].remark == "+0.0 to detached (?)"
+
+
+def test_orders_and_gradients() -> None:
+    rows = order.rows(results_of(order, by_norm))
+    assert [row.name for row in rows] == ["BN", "naive CBN", "CBN, first order", "CBN, second order"]
+    assert [row.remark for row in rows] == [
+        *["-10.0 to CBN, first order"] * 2,
+        *("", "+0.0 to CBN, first order (?)"),
+    ]
+    assert [row.name for row in backward.rows(results_of(backward, by_norm))] == [
+        *("BN", "GN", "CBN, through", "CBN, detached")
+    ]
+
+
+def test_positions_are_the_library_s_choice_once_and_all_at_full_scale() -> None:
+    small, full = (
+        {task.name: task.settings["norm_options"]["positions"] for task in positions.configs(scale)} for scale in Scale
+    )
+    assert list(small.values()) == list(full.values()) == [16, 32, 64, 128, 256, None]
+    assert small["CBN, batch 2, window 8"] == 128
+    assert full["CBN, batch 4, window 4"] is None
+
+
+def test_bounds_are_compared_with_what_they_bound() -> None:
+    rows = bound.rows(results_of(bound, by_norm))
+    assert [row.name for row in rows] == [
+        *("BN at batch 2", "CBN, detached", "CBN", "exact, no gradient", "exact, own layer", "exact, full gradient"),
+        "BN at batch 16",
+    ]
+    assert rows[5].remark == "-10.0 to CBN"
+
+
+def test_architectures_are_networks_by_norms() -> None:
+    tasks = architectures.configs(Scale.SMALL)
+    assert len(tasks) == 25
+    sizes = {task.settings["model"]: task.settings["image_size"] for task in tasks}
+    assert sizes == {"resnet50": 32, "vgg16_bn": 32, "inception_v3": 75, "densenet121": 32, "mobilenet_v2": 32}
+    assert {task.settings["model"] for task in tasks if task.settings["head"] == "pooled"} == {"vgg16_bn"}
+    row = architectures.rows(results_of(architectures, by_norm))[3]
+    assert row.name == "DenseNet-121"
+    assert row.ours.keys() == {"BN 32", "BN 4", "GN", "BRN", "CBN"}
+    assert row.remark == "+10.0 to BN 32, +10.0 to BN 4, +10.0 to GN, +10.0 to BRN"
+    full = {task.settings["model"]: task.settings for task in architectures.configs(Scale.FULL)}
+    assert [full[name]["image_size"] for name in ("inception_v3", "resnet50")] == [299, None]
+    assert all(settings["head"] == "own" for settings in full.values())
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("scale", Scale)
+def test_notes_say_how_it_was_done_and_where_the_paper_stands(name: str, scale: Scale) -> None:
+    experiment: Experiment = TABLES[name]
+    told = experiment.notes(scale)
+    assert told[0].startswith("Small scale" if scale is Scale.SMALL else ("ResNet-18 on", "The networks"))
+    assert "paper" in " ".join(told[3:])
