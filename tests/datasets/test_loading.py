@@ -125,6 +125,12 @@ def test_download_that_cannot_be_kept(places: Places, downloads: list[str]) -> N
     assert downloads == ["cifar10"]
 
 
+def test_no_place_for_temporary_files(places: Places) -> None:
+    places.temporary.rmdir()
+    with pytest.raises(DataError, match="cifar10 cannot be downloaded: No such file or directory"):
+        load_pictures("cifar10", train=True)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

@@ -17,7 +17,8 @@ from crossbn.datasets.store import Parts, read_store, store_path, write_store
 def load_pictures(name: str, train: bool, folder: Path | None = None, download: bool = True) -> Pictures:
     """Return a part of a data set, looked for in a folder, then in the cache, then downloaded into the cache.
 
-    Whatever it comes from, its content is compared with a checksum. What takes long to decode is kept in the cache.
+    Whatever it comes from, its content is compared with a checksum where one is known, that of CIFAR-100's files
+    elsewhere. What takes long to decode is kept in the cache.
 
     Args:
         name: a key of `DATASETS`, but not "imagenet", which is a folder: see `imagenet_folder`.
@@ -100,6 +101,8 @@ def _fetch(dataset: DataSet, folder: Path | None, into: Path, watch: Watch) -> P
         parts = obtain(dataset, watch)
     except DataError as error:
         raise DataError(f"{_absence(dataset, folder)}, and {error}") from error
+    except OSError as error:  # of the temporary folder
+        raise DataError(f"{dataset.name} cannot be downloaded: {error.strerror or error}") from error
     _keep(dataset, parts, into)
     return parts
 
