@@ -5,12 +5,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Test processes and demo workers run side by side, one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: demo test check lint format clean
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+
+.PHONY: demo test check lint format browser clean
 
 demo: $(VENV)/demo
 	$(BIN)/crossbn demo
 
-test: lint
+test: lint browser
 	$(PYTEST)
 
 check: lint
@@ -24,6 +26,15 @@ lint: $(VENV)/dev
 format: $(VENV)/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+# Tests look at the pages in a browser. Where none is found and one may, Debian's is installed.
+browser:
+	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium; \
+	else \
+		echo "The tests open pages in a browser: install one of $(BROWSERS)." >&2; exit 1; \
+	fi
 
 $(VENV)/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)

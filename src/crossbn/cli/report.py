@@ -29,6 +29,7 @@ def report(
     path = output or folder / "report.html"
     try:
         page = make_page(folder, title)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page.html(), encoding="utf-8")
     except OSError as error:
         fail(f"{error.strerror}: {error.filename}")

@@ -59,7 +59,7 @@ dl { display: grid; grid-template-columns: fit-content(40%) 1fr; gap: .2rem 1rem
 dt { color: var(--grey); }
 dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 @media screen and (max-width: 42rem) {
-
+  .narrow { display: block; }
   .broad { display: none; }
   table { font-size: .8rem; }
   tbody th { position: sticky; left: 0; background: var(--paper); }
