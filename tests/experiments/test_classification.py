@@ -29,7 +29,8 @@ def test_full_scale_is_the_paper_s_recipe() -> None:
     assert (recipe.data, recipe.model, recipe.epochs, recipe.augment) == ("imagenet", "resnet18", 100, True)
     assert (recipe.batch_size, recipe.effective_window, recipe.burn_in_epochs) == (4, 4, 25)
     assert (recipe.learning_rate, recipe.momentum, recipe.weight_decay) == (0.1 * 4 / 32, 0.9, 1e-4)
-    assert recipe.train_images is recipe.test_images is recipe.image_size is recipe.wrap is None
+    assert recipe.train_images is recipe.test_images is recipe.image_size is None
+    assert recipe.wrap is None
     assert dict(recipe.norm_options) == {"positions": None}  # all of them, as in the paper
 
 
