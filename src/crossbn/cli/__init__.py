@@ -26,6 +26,7 @@ def make_app() -> typer.Typer:
     from crossbn.cli.diagnose import diagnose
     from crossbn.cli.report import report
     from crossbn.cli.reproduce import reproduce
+    from crossbn.cli.train import train
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
     app = typer.Typer(
@@ -42,6 +43,7 @@ def make_app() -> typer.Typer:
     app.command()(diagnose)
     app.command()(report)
     app.command()(reproduce)
+    app.add_typer(train, name="train")
     return app
 
 

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torchmetrics.classification import MulticlassAccuracy
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LearningRateMonitor",
     "LightningDataModule",
     "LightningModule",
+    "MisconfigurationException",
     "MulticlassAccuracy",
     "TensorBoardLogger",
     "TorchCheckpointIO",

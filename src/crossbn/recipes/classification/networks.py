@@ -52,9 +52,7 @@ class SmallResNet(nn.Sequential):
     """
 
     def __init__(self, layers: int, channels: int, classes: int, width: int = 16) -> None:
-        blocks, rest = divmod(layers - 2, 2 * STAGES)
-        if rest or blocks < 1:
-            raise RecipeError(f"a small residual network has 8, 14, 20, ... layers (6n + 2), got {layers}")
+        blocks = _blocks(layers)
         parts: list[nn.Module] = [
             nn.Conv2d(channels, width, 3, padding=1, bias=False),
             nn.BatchNorm2d(width),
@@ -68,9 +66,28 @@ class SmallResNet(nn.Sequential):
         super().__init__(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
+def _blocks(layers: int) -> int:
+    """Return how many blocks a stage has."""
+    blocks, rest = divmod(layers - 2, 2 * STAGES)
+    if rest or blocks < 1:
+        raise RecipeError(f"a small residual network has 8, 14, 20, ... layers (6n + 2), got {layers}")
+    return blocks
+
+
 def is_small(name: str) -> bool:
     """Tell whether a model is one of the small residual networks, and not one of torchvision's."""
     return re.fullmatch(r"resnet\d+", name) is not None and name not in _torchvision_names()
+
+
+def check_model(name: str) -> None:
+    """Raise RecipeError if there is no network of that name."""
+    if is_small(name):
+        _blocks(int(name.removeprefix("resnet")))
+    elif name not in _torchvision_names():
+        raise RecipeError(
+            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ... of our own and torchvision's "
+            f"{', '.join(_torchvision_names())}"
+        )
 
 
 def build_network(name: str, channels: int, classes: int, width: int = 16, seed: int = 0) -> nn.Module:
@@ -90,6 +107,7 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
         >>> sum(each.numel() for each in build_network("resnet20", 3, 10).parameters())
         272474
     """
+    check_model(name)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if is_small(name):
@@ -107,11 +125,6 @@ def _torchvision_names() -> list[str]:
 def _build_torchvision(name: str, classes: int) -> nn.Module:
     from torchvision import models
 
-    if name not in _torchvision_names():
-        raise RecipeError(
-            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ... of our own and torchvision's "
-            f"{', '.join(_torchvision_names())}"
-        )
     # Heads on the way would return several scores in training.
     heads: dict[str, Any] = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     return models.get_model(name, weights=None, num_classes=classes, **heads)

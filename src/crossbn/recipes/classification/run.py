@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machin
     with quiet(), _repeatable(), _mistakes_told(recipe):
         module, callbacks = _build(recipe, plan, images, watch)
         callbacks += [clock, RunState(clock)]
-        listening = nullcontext()
+        listening: AbstractContextManager[None] = nullcontext()
         if files is not None:
             saving = Checkpoints(files.checkpoint, machine.checkpoint_seconds, machine.checkpoint_steps)
             callbacks.append(saving)
