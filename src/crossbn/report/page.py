@@ -1,7 +1,7 @@
 """A page of tables, figures and settings, in one file that needs no other and no JavaScript."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from string import Template
@@ -129,8 +129,9 @@ def _tables(tables: Iterable[Table], name: str) -> Iterable[str]:
 
 
 def _table(table: Table, title: str, name: str) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
-    body = "\n".join(f"<tr>{_cells(row)}</tr>" for row in table.rows)
+    words = {i for row in table.rows for i, cell in enumerate(row) if len(cell) > WORDS}
+    head = "".join(_cell("th", column, i in words, "col") for i, column in enumerate(table.columns))
+    body = "\n".join(f"<tr>{_cells(row, words)}</tr>" for row in table.rows)
     # Not a caption: that would be no wider than the table. And a box that scrolls can be reached with the keyboard.
     headline, label = f'<p class="title" id="{name}">{escape(title)}</p>\n', f'aria-labelledby="{name}"'
     if not title:
@@ -139,12 +140,14 @@ def _table(table: Table, title: str, name: str) -> str:
     return f"{headline}{box}\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
 
 
-def _cells(row: Sequence[str]) -> str:
-    return f'<th scope="row">{escape(row[0])}</th>' + "".join(map(_cell, row[1:]))
+def _cells(row: Sequence[str], words: Container[int]) -> str:
+    numbers = (_cell("td", text, i in words) for i, text in enumerate(row[1:], start=1))
+    return _cell("th", row[0], False, "row") + "".join(numbers)
 
 
-def _cell(text: str) -> str:
-    return f'<td class="words">{escape(text)}</td>' if len(text) > WORDS else f"<td>{escape(text)}</td>"
+def _cell(tag: str, text: str, is_words: bool, scope: str = "") -> str:
+    attributes = (f' scope="{scope}"' if scope else "") + (' class="words"' if is_words else "")
+    return f"<{tag}{attributes}>{escape(text)}</{tag}>"
 
 
 def _figure(figure: Figure, name: str) -> str:

@@ -33,7 +33,7 @@ h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; }
 p, nav, dl, pre { max-width: 44rem; }
 p { margin: .5rem 0; }
 a { color: var(--blue); }
-nav ol { margin: 0; padding-left: 1.5rem; }
+nav ol { margin: 0; padding-left: 2rem; }
 section { margin-top: 2.5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 footer { margin-top: 2.5rem; }
 section.page { margin-top: 0; padding-top: 0; border-top: 0; }
@@ -52,7 +52,8 @@ tbody th { font-weight: 400; text-align: left; min-width: 7rem; max-width: 22rem
 th:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
 td { white-space: nowrap; }
-.words { white-space: normal; text-align: left; min-width: 12rem; }
+td.words { white-space: normal; min-width: 12rem; }
+.words { text-align: left; }
 pre { padding: .75rem; background: var(--shade); white-space: pre-wrap; font-size: .875rem; }
 pre span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: fit-content(40%) 1fr; gap: .2rem 1rem; margin: .25rem 0; font-size: .9rem; }

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-WORDS = 28
-"""Letters from which on a cell is no number any more, and wraps."""
+WORDS = 22
+"""Letters of a number, at most: a column with a longer cell is words, and wraps."""
 _GAP = 2
 
 
