@@ -38,11 +38,11 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class SmallResNet(nn.Sequential):
-    """A residual network of 6n + 2 layers for small images: three stages, each half as large and twice as wide.
+def small_resnet(layers: int, channels: int, classes: int, width: int = 16) -> nn.Sequential:
+    """Return a residual network for small images: three stages, each half as large and twice as wide.
 
     Args:
-        layers: 8, 14, 20 and so on.
+        layers: 8, 14, 20 and so on, 6n + 2.
         channels: of the images.
         classes: to tell apart.
         width: channels of the first stage.
@@ -50,20 +50,14 @@ class SmallResNet(nn.Sequential):
     Raises:
         RecipeError: for another number of layers.
     """
-
-    def __init__(self, layers: int, channels: int, classes: int, width: int = 16) -> None:
-        blocks = _blocks(layers)
-        parts: list[nn.Module] = [
-            nn.Conv2d(channels, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        ]
-        before = width
-        for stage in range(STAGES):
-            for block in range(blocks):
-                parts.append(Block(before, width << stage, 2 if stage and not block else 1))
-                before = width << stage
-        super().__init__(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+    stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    parts: list[nn.Module] = [stem, nn.BatchNorm2d(width), nn.ReLU()]
+    before = width
+    for stage in range(STAGES):
+        for block in range(_blocks(layers)):
+            parts.append(Block(before, width << stage, 2 if stage and not block else 1))
+            before = width << stage
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 def _blocks(layers: int) -> int:
@@ -111,7 +105,7 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if is_small(name):
-            return SmallResNet(int(name.removeprefix("resnet")), channels, classes, width)
+            return small_resnet(int(name.removeprefix("resnet")), channels, classes, width)
         return _build_torchvision(name, classes)
 
 

@@ -1,0 +1,59 @@
+"""Networks by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from crossbn.recipes.classification import RecipeError
+from crossbn.recipes.classification.networks import build_network, check_model, is_small
+
+
+@pytest.mark.parametrize(("name", "convolutions", "width"), [("resnet8", 9, 4), ("resnet20", 21, 16)])
+def test_small_networks(name: str, convolutions: int, width: int) -> None:
+    network = build_network(name, 1, 7, width)
+    found = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
+    assert len(found) == convolutions  # 6n + 1, and two on shortcuts
+    assert (found[0].in_channels, found[0].out_channels, found[-1].out_channels) == (1, width, 4 * width)
+    assert network(torch.randn(2, 1, 8, 8)).shape == (2, 7)
+
+
+def test_first_stage_keeps_the_size_and_the_others_halve_it() -> None:
+    network = build_network("resnet14", 3, 10)
+    sizes = []
+    for module in network[3:9]:  # type: ignore[index]
+        module.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
+    network(torch.randn(1, 3, 12, 12).repeat(2, 1, 1, 1))
+    assert sizes == [(16, 12, 12)] * 2 + [(32, 6, 6)] * 2 + [(64, 3, 3)] * 2
+
+
+def test_names_that_torchvision_has_are_its() -> None:
+    assert not is_small("resnet50")
+    assert is_small("resnet56")
+    network = build_network("resnet18", 1, 5)
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18"])
+def test_weights_are_of_the_seed_alone(name: str) -> None:
+    torch.manual_seed(1)
+    first = build_network(name, 3, 4, seed=5).state_dict()
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), after)
+    second, other = build_network(name, 3, 4, seed=5).state_dict(), build_network(name, 3, 4, seed=6).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_networks_with_heads_on_the_way_return_one_score() -> None:
+    with torch.device("meta"):
+        network = build_network("googlenet", 3, 4).train()
+        assert network(torch.empty(2, 3, 64, 64)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("no_such", "there is no model 'no_such'; there are resnet8"), ("resnet21", "6n \\+ 2")]
+)
+def test_unknown_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_model(name)
