@@ -35,7 +35,7 @@ def test_spans_end_with_whole_steps_and_with_the_run(points: int | None, accumul
 def test_an_epoch_has_each_image_once_at_most_and_another_order() -> None:
     first, second = draws(plan())[:10], draws(plan())[10:20]
     for epoch in (first, second):
-        seen = sum(epoch, [])
+        seen = [number for draw in epoch for number in draw]
         assert len(set(seen)) == len(seen) == 20
         assert set(seen) <= set(range(21))
     assert first != second

@@ -89,7 +89,7 @@ def test_switching_keeps_the_parameters(norm: str, after: str) -> None:
 
 @pytest.mark.parametrize("norm", ["gn", "cbn", "brn"])
 def test_unknown_options_are_told_with_the_norm(norm: str) -> None:
-    with pytest.raises(RecipeError, match="Norm.*: .*no_such_option|Renorm.*: .*no_such_option"):
+    with pytest.raises(RecipeError, match=r"Norm.*: .*no_such_option|Renorm.*: .*no_such_option"):
         given(Recipe(model="resnet8", norm=norm, norm_options={"no_such_option": 1}))
 
 

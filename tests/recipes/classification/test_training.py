@@ -161,7 +161,7 @@ def test_grey_images_for_a_network_that_takes_three_channels() -> None:
 
 def test_one_value_per_channel_is_told() -> None:
     recipe = replace(SMALL, norm="bn", batch_size=1, image_size=4, train_images=4)
-    with pytest.raises(RecipeError, match="Batch Normalization has a single value per channel .* batch of 1"):
+    with pytest.raises(RecipeError, match=r"Batch Normalization has a single value per channel .* batch of 1"):
         train(recipe)
 
 
