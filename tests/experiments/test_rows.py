@@ -1,6 +1,8 @@
+import math
+
 import pytest
 
-from crossbn.experiments.rows import summarize
+from crossbn.experiments.rows import Spread, summarize
 from tests.experiments.handmade import record, three_norms
 
 
@@ -15,6 +17,14 @@ def test_mean_and_standard_deviation_over_seeds() -> None:
 def test_a_single_seed_has_no_standard_deviation() -> None:
     (row,) = summarize([record(0.2, 0.5)])
     assert row.accuracy == (0.5, None)
+
+
+def test_a_seed_that_diverged_makes_no_error() -> None:
+    assert [math.isnan(value or 0.0) for value in Spread.of([math.nan, 1.0])] == [True, True]
+    mean, sd = Spread.of([math.inf, 1.0])
+    assert mean == math.inf
+    assert sd is not None
+    assert math.isnan(sd)
 
 
 def test_one_row_per_name() -> None:

@@ -15,7 +15,7 @@ from crossbn.experiments.tasks import Task
 from crossbn.records import RecordError, append_lines
 from crossbn.report.experiment_figures import FIGURES
 from crossbn.report.folder import make_page
-from crossbn.report.page import Section
+from crossbn.report.page import Page, Section
 from tests.cost import handmade as costs
 from tests.experiments import pretended
 from tests.experiments.handmade import record, run, three_norms
@@ -160,6 +160,18 @@ def test_trainings_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     assert numpy.asarray(loss.lines[0].get_ydata()) == pytest.approx([2.0, 1.5])
 
 
+def test_a_training_that_diverged_is_shown(tmp_path: Path) -> None:
+    lost = on_disk.training("bn", 1, 0.1, 0.1)
+    lost["curve"][-1]["train_loss"] = float("nan")
+    lines = [json.dumps(each) for each in (on_disk.training("bn", 0, 0.2, 0.4), lost)]
+    (tmp_path / "record.jsonl").write_text("\n".join(lines))
+    section = only_section(tmp_path)
+    assert section.title == "Training: BN"
+    assert section.tables[0].rows[0][1:3] == ("2", "25.0 ± 21.2")
+    assert section.tables[0].rows[0][5] == "nan ± nan"
+    assert "Training: BN" in Page("Diverged", [section]).html()
+
+
 def test_costs_of_several_cases_have_an_overview_and_a_picture(tmp_path: Path) -> None:
     on_disk.write_costs(tmp_path / "records.jsonl")
     section = only_section(tmp_path)
@@ -233,6 +245,22 @@ def test_what_does_not_fit_together_is_named(tmp_path: Path) -> None:
     assert page.problems == [
         "paper.jsonl has records that fit together to no table of this version of crossbn (KeyError: 'number').",
         "paper.jsonl has results of 'future', of which this version of crossbn has no table.",
+    ]
+
+
+def test_values_of_another_type_are_named(tmp_path: Path) -> None:
+    on_disk.write_results(tmp_path / "pretended-small.jsonl")
+    costly = json.loads(costs.records(costs.case())[0].to_json())
+    (tmp_path / "cost.jsonl").write_text(json.dumps({**costly, "norm": ["bn"]}))
+    nameless = Task("pretended", None, 0, {})  # type: ignore[arg-type]
+    append_lines(tmp_path / "nameless.jsonl", [on_disk.result(nameless, 1.0)])
+    page = make_page(tmp_path)
+    assert len(page.sections) == 1
+    assert page.problems == [
+        "nameless.jsonl has records that fit together to no table of this version of crossbn (TypeError: a name is no "
+        "text).",
+        "cost.jsonl has records that fit together to no table of this version of crossbn (TypeError: unhashable type: "
+        "'list').",
     ]
 
 

@@ -14,7 +14,7 @@ class Spread(NamedTuple):
 
     mean: float
     sd: float | None
-    """Sample standard deviation (n - 1 in the denominator); None for a single measurement."""
+    """Sample standard deviation (n - 1 in the denominator); None for a single measurement, nan if one diverged."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
@@ -24,7 +24,10 @@ class Spread(NamedTuple):
             >>> Spread.of([1.0, 2.0, 3.0])
             Spread(mean=2.0, sd=1.0)
         """
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+        if len(values) == 1:
+            return cls(values[0], None)
+        # Of what is not finite, `stdev` raises an error where `fmean` returns nan.
+        return cls(fmean(values), stdev(values) if all(map(math.isfinite, values)) else math.nan)
 
 
 def exceeds_noise(a: Spread, b: Spread, seeds: int) -> bool:

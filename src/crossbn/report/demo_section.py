@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from crossbn.experiments.demo import CEILING_BATCH_SIZE, about, findings, rows
@@ -12,14 +13,15 @@ from crossbn.report.context import origin, surroundings
 from crossbn.report.demo_figure import plot_curves
 from crossbn.report.demo_table import caption, demo_table
 from crossbn.report.page import Section
-from crossbn.report.reading import DEMO, Source
+from crossbn.report.reading import DEMO, Problem, Source
+from crossbn.report.sections import attempt
 
 
-def demo_sections(source: Source) -> Iterator[Section]:
+def demo_sections(source: Source) -> Iterator[Section | Problem]:
     """Yield a section for each demo in a file: calls with other settings add their records to the same one."""
     latest = {json.dumps(asdict(record.run), sort_keys=True): record for record in source.records[DEMO]}
     for records in _demos(list(latest.values())):
-        yield demo_section(records, source.path.parent, source.name)
+        yield attempt(partial(demo_section, records, source.path.parent, source.name), source.name)
 
 
 def _demos(records: Sequence[Record]) -> Iterator[list[Record]]:

@@ -1,7 +1,7 @@
 """A folder of records as a page."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from crossbn.report.experiment_section import experiment_sections
 from crossbn.report.fidelity_section import fidelity_sections
 from crossbn.report.page import Page, Section
 from crossbn.report.reading import COST, DEMO, DIAGNOSE, KINDS, REPRODUCE, TRAIN, Kind, Problem, Source, read_folder
-from crossbn.report.sections import attempt
+from crossbn.report.sections import Maker, attempt, attempt_all
 from crossbn.report.training_section import training_section
 
-_MAKERS: dict[Kind, Callable[[Source], Iterator[Section | Problem]]] = {
+_MAKERS: dict[Kind, Maker] = {
     DEMO: demo_sections,
     REPRODUCE: experiment_sections,
     COST: cost_sections,
@@ -59,7 +59,7 @@ def _parts(sources: Sequence[Source]) -> Iterator[tuple[str, Section | Problem]]
             trainings = [training for source in files for training in source.records[TRAIN]]
             yield name, attempt(partial(training_section, trainings, name), name)
         else:
-            yield from ((source.name, found) for source in files for found in _MAKERS[kind](source))
+            yield from ((source.name, found) for source in files for found in attempt_all(_MAKERS[kind], source))
 
 
 def _told_apart(sections: Sequence[tuple[str, Section]]) -> list[Section]:

@@ -1,11 +1,11 @@
 """Accuracy and loss during trainings of the recipes."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from crossbn.experiments.rows import Spread
 from crossbn.report.figure import COLOURS, LINES
 from crossbn.report.training_records import Training
 
@@ -42,12 +42,9 @@ def _draw_group(
     # Seeds measure at the same moments; of one that was cut short, what there is of all.
     moments = list(zip(*(training.curve for training in group), strict=False))
     epochs = [moment[0].epoch for moment in moments]
-    values = [[factor * getattr(each, measure) for each in moment] for moment in moments]
-    means = [fmean(each) for each in values]
+    spreads = [Spread.of([factor * getattr(each, measure) for each in moment]) for moment in moments]
     marker = "o" if len(epochs) == 1 else None
-    axes.plot(epochs, means, color=colour, linestyle=line, marker=marker, label=name)
+    axes.plot(epochs, [each.mean for each in spreads], color=colour, linestyle=line, marker=marker, label=name)
     if len(group) > 1:
-        margins = [stdev(each) for each in values]
-        low = [mean - margin for mean, margin in zip(means, margins, strict=True)]
-        high = [mean + margin for mean, margin in zip(means, margins, strict=True)]
+        low, high = ([each.mean + sign * (each.sd or 0.0) for each in spreads] for sign in (-1, 1))
         axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
