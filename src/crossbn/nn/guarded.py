@@ -39,7 +39,7 @@ class GuardedBatchNorm(_BatchNorm):
                     running.copy_(moved)
                 elif isinstance(finite, Tensor):
                     running.copy_(torch.where(finite, moved, running))
-            self.num_batches_tracked += 1 if finite is True else finite
+            self.num_batches_tracked.add_(1 if finite is True else finite)
         return y
 
     def _move_running(self, mean: Tensor, var: Tensor, several: bool | Tensor, finite: bool | Tensor) -> None:
@@ -47,7 +47,7 @@ class GuardedBatchNorm(_BatchNorm):
         if not self.track_running_stats or self.running_mean is None or self.running_var is None or finite is False:
             return
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked += 1 if finite is True else finite
+        self.num_batches_tracked.add_(1 if finite is True else finite)
         momentum: float | Tensor | None = self.momentum
         if momentum is None:  # a cumulative average
             momentum = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
