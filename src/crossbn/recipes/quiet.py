@@ -16,13 +16,15 @@ _IGNORED = (
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep what Lightning says about itself, its tips and such warnings out of the way."""
-    logger = logging.getLogger("lightning.pytorch")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
             for message, category in _IGNORED:
                 warnings.filterwarnings("ignore", message, category)
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
