@@ -15,7 +15,7 @@ from crossbn.cli.extras import require
 from crossbn.cli.printing import fail
 from crossbn.datasets import DATASETS, FOLDER_VARIABLE, DataError
 from crossbn.nn import NORMS
-from crossbn.recipes.classification import Machine, Outcome, Point, Recipe, RecipeError
+from crossbn.recipes.classification import Machine, OtherRunError, Outcome, Point, Recipe, RecipeError
 from crossbn.recipes.classification import Progress as News
 from crossbn.recipes.classification import train as train_classifier
 from crossbn.recipes.classification.networks import check_model
@@ -225,6 +225,8 @@ def _mistakes_told(output: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         fail(f"interrupted; the same command goes on from {output}")
+    except OtherRunError as error:
+        fail(f"{error}; --output names another directory, --fresh begins anew")
     except (RecipeError, DataError) as error:
         fail(str(error))
     except OSError as error:

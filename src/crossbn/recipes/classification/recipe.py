@@ -23,6 +23,10 @@ class RecipeError(ValueError):
     """Something that the recipe asks for cannot be had; the message is for the user."""
 
 
+class OtherRunError(RecipeError):
+    """The folder of a run has something else in it."""
+
+
 class Point(NamedTuple):
     """A measurement during training."""
 

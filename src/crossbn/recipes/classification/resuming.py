@@ -14,7 +14,7 @@ from crossbn.integrations.processes import gather
 from crossbn.recipes.classification.clock import Clock
 from crossbn.recipes.classification.module import Classifier
 from crossbn.recipes.classification.order import mix
-from crossbn.recipes.classification.recipe import Point, Recipe, RecipeError
+from crossbn.recipes.classification.recipe import OtherRunError, Point, Recipe
 from crossbn.recipes.classification.tally import Tally
 
 _KEY = "classification"
@@ -73,18 +73,18 @@ def check_checkpoint(path: Path, recipe: Recipe, processes: int) -> int:
     """Return the step that a checkpoint is of.
 
     Raises:
-        RecipeError: if it is of another run, or something else.
+        OtherRunError: if it is of another run, or something else.
     """
     try:
         found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         told, step = json.loads(found[_KEY]["recipe"]), int(found["global_step"])
     except Exception as error:  # torch raises whatever a file makes it stumble over
-        raise RecipeError(f"{path} is no checkpoint of a classification: {_first_line(error)}") from error
+        raise OtherRunError(f"{path} is no checkpoint of a classification: {_first_line(error)}") from error
     asked = json.loads(identity(recipe, processes))
     different = [name for name in asked if told.get(name) != asked[name]]
     if different:
         differences = ", ".join(f"{name} {told.get(name)!r}, not {asked[name]!r}" for name in different)
-        raise RecipeError(f"{path} is of another run: {differences}")
+        raise OtherRunError(f"{path} is of another run: {differences}")
     return step
 
 

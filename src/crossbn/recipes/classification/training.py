@@ -25,7 +25,8 @@ def train(
         machine: what to compute with; None for the one process and the device at hand.
 
     Raises:
-        RecipeError: if something that the recipe asks for cannot be had, or the folder is of another run.
+        RecipeError: if something that the recipe asks for cannot be had.
+        OtherRunError: one of these; if the folder is of another run.
         DataError: if the images are not there.
         KeyboardInterrupt: after Ctrl-C; with a folder, a checkpoint has been saved.
 
