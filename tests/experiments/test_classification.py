@@ -121,13 +121,23 @@ def test_work_trains_the_recipe_and_returns_its_curve(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [cbn(4), exact(4, "own")], ids=lambda cell: cell.name)
-def test_a_real_run(cell: Cell) -> None:
-    changes = {"data": "digits", "train_images": 32, "test_images": 40, "epochs": 2, "points": 2}
+def test_a_real_run_that_is_interrupted_goes_on_bit_for_bit(cell: Cell, tmp_path: Path) -> None:
+    changes = {"data": "digits", "train_images": 80, "test_images": 40, "epochs": 2, "points": 4}
     task = task_of(Cell(cell.norm, 4, cell.window, cell.options, cell.burn_in, cell.gradient, changes))
-    values = work(task, lambda _: None)
-    assert [point["epoch"] for point in values["curve"]] == [1.0, 2.0]
-    assert values["accuracy"] == values["curve"][-1]["test_accuracy"]
-    assert values["test_images"] == 40
+    whole = work(task, lambda _: None)
+    assert [point["epoch"] for point in whole["curve"]] == [0.5, 1.0, 1.5, 2.0]
+    assert whole["accuracy"] == whole["curve"][-1]["test_accuracy"]
+    assert whole["test_images"] == 40
+
+    def interrupt(news: News) -> None:
+        if news.share > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(task, interrupt, tmp_path / "run")
+    news: list[News] = []
+    assert work(task, news.append, tmp_path / "run")["curve"] == whole["curve"]
+    assert news[0].share > 0.5  # it did not begin again
 
 
 def test_what_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ _COLUMNS = 7  # that fit a terminal
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Of the table or figure; --list shows all.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Show the names and what they stand for.")] = False,
-    scale: Annotated[Scale, typer.Option(help="Minutes without a download, or what the paper did.")] = Scale.SMALL,
+    scale: Annotated[Scale, typer.Option(help="What two cores can do, or what the paper did.")] = Scale.SMALL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long each takes.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Of each run.", show_default="as the table needs")] = None,
     output: Annotated[

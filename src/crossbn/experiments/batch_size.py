@@ -45,8 +45,10 @@ def notes(scale: Scale) -> list[str]:
     return [
         *describe(scale),
         "CBN's window is the paper's, 8 at batch sizes 1 and 2, 4 at 4, 2 at 8; at 16 and 32 it is 1, and CBN is BN: "
-        "one run stands in both columns. GN has the same statistics at every batch size and differs by the steps it "
-        "takes and its learning rate alone.",
+        "one run stands in both columns.",
+        "All batch sizes see the same images equally often, so that large ones take few steps, at small scale fewer "
+        "than they need: where accuracy falls towards large batches, for GN as well, whose statistics do not depend on "
+        "the batch, steps are lacking and not statistics. Compare norms within a row.",
         "BN is tested with running averages of momentum 0.1, at batch size 2 of about twenty images: part of what it "
         "loses is lost there.",
         "The paper's own numbers are not beside these: no source at hand showed them to check them with.",

@@ -10,12 +10,12 @@ from crossbn.experiments.classification import count_images
 from crossbn.experiments.estimates import count_forward_flops, measure_flops_per_second
 from crossbn.experiments.tasks import Task
 
-# Taken from steps of the small network on one core, another run beside it: what a norm adds to a step beside its
-# network's arithmetic (its operator's own calls included), and the engine.
-_SECONDS_A_NORM = {"brn": 6e-4, "naive_cbn": 1.3e-3, "cbn": 2.3e-3}
+# Taken from steps of the small network on one core: what a norm adds to a step beside its network's arithmetic, the
+# calls of its operator included, and what the engine does.
+_SECONDS_A_NORM = {"brn": 7e-4, "naive_cbn": 1.3e-3, "cbn": 2.2e-3}
 _SECONDS_A_PLAIN_NORM, _SECONDS_A_STEP = 4e-4, 1.5e-3
 # Small convolutions against the one that the speed is taken from.
-_OVERHEAD = 2.5
+_OVERHEAD = 1.7
 _FORWARDS_A_STEP = 3
 
 

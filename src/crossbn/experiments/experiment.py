@@ -14,7 +14,7 @@ class Scale(str, Enum):
     """How much is computed."""
 
     SMALL = "small"
-    """Minutes on a laptop, without a download: shows the effect, not the paper's numbers."""
+    """What two cores can do in an hour or so: shows the effect, not the paper's numbers."""
     FULL = "full"
     """What the paper did."""
 
