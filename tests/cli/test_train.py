@@ -96,9 +96,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert told.splitlines()[-1] == f"crossbn: interrupted; the same command goes on from {tmp_path / 'stopped'}"
     step = torch.load(tmp_path / "stopped" / "last.ckpt", weights_only=True)["global_step"]
-    assert 0 < step < 300
+    assert 0 < step < 120
     for name in ("stopped", "straight"):
-        assert start(tmp_path / name).wait() == 0
+        process = start(tmp_path / name)
+        process.communicate()
+        assert process.returncode == 0
     curves = [json.loads((tmp_path / name / "record.jsonl").read_text())["curve"] for name in ("stopped", "straight")]
     assert curves[0] == curves[1]
-    assert len(curves[0]) == 30
+    assert len(curves[0]) == 12

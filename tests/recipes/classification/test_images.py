@@ -52,7 +52,7 @@ def test_every_augmented_image_is_a_crop_or_its_mirror() -> None:
     scaling = Scaling.of(images)
     data = MemoryImages(images, classes, scaling, 3, crop=True, mirror=True)
     padded = F.pad((images.float() - scaling.mean) / scaling.std, (1, 1, 1, 1))
-    found = []
+    found: list[tuple[int, int, bool]] = []
     for seed in range(20):
         batch, _ = data[draw(2, 5, seed=seed)]
         for image, original in zip(batch, padded[[2, 5]], strict=True):

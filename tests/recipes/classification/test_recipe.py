@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from crossbn.convert import cross_iteration_norms
@@ -64,12 +65,14 @@ def test_norms_whose_clock_is_the_run() -> None:
 
 
 def test_cross_iteration_norms_come_with_their_callback() -> None:
-    recipe = Recipe(model="resnet8", norm="naive_cbn", batch_size=4, burn_in_epochs=1.5, norm_options={"positions": 9})
+    options = {"positions": 9, "history_dtype": "bfloat16"}
+    recipe = Recipe(model="resnet8", norm="naive_cbn", batch_size=4, burn_in_epochs=1.5, norm_options=options)
     network, _, callback = given(recipe)
     assert isinstance(callback, CrossIterationNorm)
     assert callback.burn_in_steps == 15
     settings = {norm.settings for norm in cross_iteration_norms(network).values()}
-    assert {(each.window, each.order, each.positions) for each in settings} == {(4, 0, 9)}
+    found = {(each.window, each.order, each.positions, each.history_dtype) for each in settings}
+    assert found == {(4, 0, 9, torch.bfloat16)}
 
 
 @pytest.mark.parametrize(("norm", "after"), [("bn", "cbn"), ("cbn", "bn"), ("bn", "naive_cbn"), ("bn", "gn")])

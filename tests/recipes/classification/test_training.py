@@ -120,15 +120,18 @@ def test_record_log_and_checkpoint(tmp_path: Path) -> None:
 
 
 def test_log_has_the_curve_and_the_learning_rate(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     outcome = train(SMALL, tmp_path)
-    events = EventAccumulator(str(tmp_path / "log")).Reload()
+    events = event_accumulator.EventAccumulator(str(tmp_path / "log")).Reload()
     found = [(event.step, event.value) for event in events.Scalars("test_accuracy")]
     assert found == [
         (10, pytest.approx(outcome.curve[0].test_accuracy)),
         (20, pytest.approx(outcome.curve[1].test_accuracy)),
     ]
+    losses = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert [step for step, _ in losses] == [9, 19]
+    assert losses[1][1] == pytest.approx(plain_loop(SMALL)[1][19], rel=1e-4)
     rates = [event.value for event in events.Scalars("lr-SGD")]
     assert rates == pytest.approx([0.01 * (1 + math.cos(math.pi * step / 20)) for step in (9, 19)])
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from crossbn.integrations.engine import Callback
@@ -49,7 +50,7 @@ def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | Non
     Raises:
         RecipeError: if an option is not one of the norm's.
     """
-    options = {**default_options(recipe, recipe.norm, plan.forwards), **recipe.norm_options}
+    options = {**default_options(recipe, recipe.norm, plan.forwards), **_as_torch_has_them(recipe.norm_options)}
     with _options_blamed(recipe.norm):
         if recipe.reparametrize is not None:
             reparametrize_(network, recipe.reparametrize)
@@ -74,11 +75,20 @@ def switch_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> None:
         RecipeError: if an option is not one of the norm's.
     """
     assert recipe.switch_norm is not None
-    options = {**default_options(recipe, recipe.switch_norm, plan.forwards), **recipe.switch_options}
+    given = _as_torch_has_them(recipe.switch_options)
+    options = {**default_options(recipe, recipe.switch_norm, plan.forwards), **given}
     if recipe.switch_norm in CROSS_ITERATION:
         options = {"window": recipe.effective_window, **options}
     with _options_blamed(recipe.switch_norm):
         swap_norm_(network, recipe.switch_norm, **options)
+
+
+def _as_torch_has_them(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as they are, but for a type given by name, as records and commands have it."""
+    return {
+        name: getattr(torch, value, value) if name == "history_dtype" and isinstance(value, str) else value
+        for name, value in options.items()
+    }
 
 
 @contextmanager
