@@ -98,7 +98,7 @@ def recipe_of(task: Task) -> "Recipe":
     if gradient is not None:
         wrap = partial(_revisit, gradient=gradient, window=task.settings["window"])
     elif head == "pooled":
-        wrap = _pool_head
+        wrap = pool_head
     return Recipe(**settings, seed=task.seed, wrap=wrap)
 
 
@@ -107,7 +107,7 @@ def _revisit(network: nn.Module, recipe: "Recipe", gradient: str, window: int) -
     return ExactWindow(network, window, gradient=gradient, burn_in=burn_in)
 
 
-def _pool_head(network: nn.Module, _: "Recipe") -> nn.Module:
+def pool_head(network: nn.Module, _: "Recipe | None" = None) -> nn.Module:
     """Replace VGG's three large linear layers, which no norm is among, by a mean over space and the last, smaller."""
     classifier = network.classifier
     assert isinstance(classifier, nn.Sequential)
