@@ -78,6 +78,19 @@ def test_equal_seeds_give_equal_runs_and_weights_at_the_start_whatever_the_norm(
     assert train(replace(SMALL, norm="bn", epochs=1, seed=1)).curve != curves[0]
 
 
+def test_weights_that_are_added_are_of_the_seed_too() -> None:
+    def other_head(network: nn.Module, _: Recipe) -> nn.Module:
+        assert isinstance(network, nn.Sequential)
+        network[-1] = nn.Linear(16, 10)
+        return network
+
+    recipe = replace(SMALL, epochs=1, wrap=other_head)
+    torch.manual_seed(1)
+    first = train(recipe).curve
+    torch.manual_seed(2)
+    assert train(recipe).curve == first
+
+
 def test_random_numbers_of_the_caller_are_let_be() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)

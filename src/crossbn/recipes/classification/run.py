@@ -61,6 +61,7 @@ def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Cl
     network = build_network(recipe.model, images.channels, images.classes, recipe.width, recipe.seed)
     callback = give_norm_(network, recipe, plan)
     if recipe.wrap is not None:
+        torch.manual_seed(recipe.seed)  # it may have weights of its own
         network = recipe.wrap(network, recipe)
     module = Classifier(network, recipe, plan, images.classes, len(images.test), watch)
     return module, [] if callback is None else [callback]
@@ -69,8 +70,14 @@ def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Cl
 @contextmanager
 def _repeatable() -> Iterator[None]:
     """Leave the caller's random numbers alone, and have cuDNN compute the same thing each time."""
-    with torch.random.fork_rng(), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
-        yield
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 @contextmanager
