@@ -141,16 +141,14 @@ def _parse(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
 def _carry_out(recipe: Recipe, machine: Machine, output: Path, fresh: bool) -> Outcome:
     from crossbn.recipes.classification.trainer import Files  # it imports the engine, which takes seconds
 
-    files = Files(output)
     if not _is_first():
-        return train_classifier(recipe, output, machine=machine)
-    if fresh:
-        files.forget()
-    elif files.checkpoint.exists():
-        typer.echo(f"{files.checkpoint} is there: the run goes on from it.", err=True)
+        return train_classifier(recipe, output, machine=machine, fresh=fresh)
+    checkpoint = Files(output).checkpoint
+    if checkpoint.exists() and not fresh:
+        typer.echo(f"{checkpoint} is there: the run goes on from it.", err=True)
     output.mkdir(parents=True, exist_ok=True)
     with _shown(recipe) as watch:
-        return train_classifier(recipe, output, watch, machine)
+        return train_classifier(recipe, output, watch, machine, fresh)
 
 
 def _is_first() -> bool:

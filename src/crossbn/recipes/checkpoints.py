@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,7 +25,15 @@ _FORWARDS_BETWEEN_VOTES = 10  # of several processes on whether to save
 
 
 class InterruptedRun(Exception):  # noqa: N818  # no error: somebody wished it
-    """A run has saved a checkpoint and stopped."""
+    """A run has saved a checkpoint and stopped.
+
+    Attributes:
+        by: the signal that it was told by.
+    """
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(f"stopped by {by.name}")
+        self.by = by
 
 
 class AtomicFiles(TorchCheckpointIO):
@@ -75,8 +83,8 @@ class Checkpoints(Checkpoint):
         """Save after an epoch, whose validation is over."""
         del pl_module
         self._save(trainer)
-        if self._agreed(trainer, self.asked_to_stop or trainer.received_sigterm):
-            raise InterruptedRun
+        if self._agreed(trainer, self._is_to_stop(trainer)):
+            self._stop()
 
     def _is_due(self, trainer: Trainer, forwards: int) -> bool:
         if self.steps is not None and forwards % (self.steps * trainer.accumulate_grad_batches) == 0:
@@ -84,9 +92,15 @@ class Checkpoints(Checkpoint):
         return self._vote(trainer, forwards, time.monotonic() - self._saved >= self.seconds)
 
     def _stop_if_asked(self, trainer: Trainer, forwards: int) -> None:
-        if self._vote(trainer, forwards, self.asked_to_stop or trainer.received_sigterm):
+        if self._vote(trainer, forwards, self._is_to_stop(trainer)):
             self._save(trainer)
-            raise InterruptedRun
+            self._stop()
+
+    def _is_to_stop(self, trainer: Trainer) -> bool:
+        return bool(self.asked_to_stop or trainer.received_sigterm)
+
+    def _stop(self) -> NoReturn:
+        raise InterruptedRun(signal.SIGINT if self.asked_to_stop else signal.SIGTERM)
 
     def _vote(self, trainer: Trainer, forwards: int, wish: bool) -> bool:
         """Tell what all processes do: a checkpoint has something from each, and their clocks differ."""
@@ -105,8 +119,9 @@ class Checkpoints(Checkpoint):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Stop in an orderly way at the first Ctrl-C; the second is Python's own."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals are for the main thread
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # whoever started this process sees to it
+        if ignored or threading.current_thread() is not threading.main_thread():
+            yield
             return
 
         def stop(*_: object) -> None:

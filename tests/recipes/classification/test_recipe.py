@@ -84,7 +84,7 @@ def test_switching_keeps_the_parameters(norm: str, after: str) -> None:
     assert all(a is b for a, b in zip(before, network.parameters(), strict=True))
     norms = cross_iteration_norms(network).values()
     assert [norm.settings.order for norm in norms][:1] == {"cbn": [1], "naive_cbn": [0]}.get(after, [])
-    assert isinstance(callback, HistoryInCheckpoints) is ("cbn" in norm or "cbn" in after)
+    assert type(callback) is (CrossIterationNorm if norm == "cbn" else HistoryInCheckpoints)
     kinds = {"bn": nn.BatchNorm2d, "gn": nn.GroupNorm}
     if after in kinds:
         assert sum(type(module) is kinds[after] for module in network.modules()) == 9

@@ -97,22 +97,56 @@ def test_goes_on_whatever_the_recipe(changes: dict[str, Any], tmp_path: Path) ->
     assert outcome.curve == expected.curve
 
 
-def test_the_first_interrupt_saves_and_stops(straight: dict[str, Any], tmp_path: Path) -> None:
+@pytest.fixture
+def _news_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from crossbn.recipes.classification import clock
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "_SECONDS_BETWEEN_NEWS", 0.0)
+    monkeypatch.setattr(clock, "_SECONDS_BETWEEN_NEWS", 0.0)
 
-        def interrupt(news: object) -> None:
-            if isinstance(news, Progress) and news.share == 4 / 20:
-                os.kill(os.getpid(), signal.SIGINT)
 
-        before = signal.getsignal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            train(replace(RECIPE, wrap=lambda network, _: Fragile(network, 10**9)), tmp_path, interrupt)
-    assert signal.getsignal(signal.SIGINT) is before
+def send_in_forward_4(number: signal.Signals, news: object) -> None:
+    if isinstance(news, Progress) and news.share == 4 / 20:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.usefixtures("_news_at_once")
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_saves_and_stops(
+    number: signal.Signals, end: type[BaseException], straight: dict[str, Any], tmp_path: Path
+) -> None:
+    # Where the tests run in the background, a shell may have had them ignore it.
+    before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    found = signal.signal(number, before)
+    with pytest.raises(end) as raised:
+        train(
+            replace(RECIPE, wrap=lambda network, _: Fragile(network, 10**9)),
+            tmp_path,
+            partial(send_in_forward_4, number),
+        )
+    assert signal.signal(number, found) == before
+    assert number == signal.SIGINT or raised.value.code == 143  # type: ignore[attr-defined]
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4
     assert differences(straight, go_on(RECIPE, tmp_path)[1]) == []
+
+
+@pytest.mark.usefixtures("_news_at_once")
+def test_interrupts_stay_ignored_where_they_are(tmp_path: Path) -> None:
+    """As in the processes that `crossbn reproduce` starts: it ends them itself."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        outcome = train(RECIPE, tmp_path, partial(send_in_forward_4, signal.SIGINT))
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(outcome.curve) == 3
+
+
+def test_fresh_begins_anew(straight: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_text("something else")
+    (tmp_path / "record.jsonl").write_text("something else")
+    train(replace(RECIPE, wrap=lambda network, _: Fragile(network, 10**9)), tmp_path, fresh=True)
+    assert differences(straight, torch.load(tmp_path / "last.ckpt", weights_only=True)) == []
+    assert len((tmp_path / "record.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def default_options(recipe: Recipe, norm: str, forwards: int) -> dict[str, Any]:
     return {}
 
 
-def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | None:
+def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback:
     """Turn the batch norms of `network` into the recipe's norm, and reparametrize its weights.
 
     Returns:
-        The callback that the norms need in training, if any.
+        The callback that the norms need in training.
 
     Raises:
         RecipeError: if an option is not one of the norm's.
@@ -60,7 +60,7 @@ def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | Non
             return callback
         if recipe.norm != "bn" or options:
             swap_norm_(network, recipe.norm, **options)
-    return HistoryInCheckpoints() if recipe.switch_norm in CROSS_ITERATION else None
+    return HistoryInCheckpoints()  # of what the norm is switched to, or a wrapper brings
 
 
 def _cross_iteration(recipe: Recipe, options: Mapping[str, Any], burn_in_steps: int) -> CrossIterationNorm:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
-from crossbn.integrations.engine import Callback
+from crossbn.integrations.engine import Callback, rank_zero_only
 from crossbn.nn import NORMS
 from crossbn.recipes.checkpoints import Checkpoints, InterruptedRun
 from crossbn.recipes.classification.clock import Clock
@@ -29,11 +30,15 @@ from crossbn.records import append_lines
 Watch = Callable[[Point | Progress], None]
 
 
-def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machine) -> Outcome:
+def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machine, fresh: bool) -> Outcome:
     """Do what `train` promises."""
     files = None if folder is None else Files(folder)
     step = None
-    if files is not None and files.checkpoint.exists():
+    if files is not None and fresh:
+        # All processes begin anew, whether the first has removed the files by now or not.
+        if rank_zero_only.rank == 0:
+            files.forget()
+    elif files is not None and files.checkpoint.exists():
         step = check_checkpoint(files.checkpoint, recipe, machine.processes)
     images = load_images(recipe, machine.data_folder)
     plan = Plan.of(recipe, len(images.train), machine.processes)
@@ -59,12 +64,12 @@ def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machin
 
 def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Classifier, list[Callback]]:
     network = build_network(recipe.model, images.channels, images.classes, recipe.width, recipe.seed)
-    callback = give_norm_(network, recipe, plan)
+    callbacks = [give_norm_(network, recipe, plan)]
     if recipe.wrap is not None:
         torch.manual_seed(recipe.seed)  # it may have weights of its own
         network = recipe.wrap(network, recipe)
     module = Classifier(network, recipe, plan, images.classes, len(images.test), watch)
-    return module, [] if callback is None else [callback]
+    return module, callbacks
 
 
 @contextmanager
@@ -85,8 +90,13 @@ def _mistakes_told(recipe: Recipe) -> Iterator[None]:
     """Say what happened in the caller's terms."""
     try:
         yield
-    except (InterruptedRun, SystemExit):  # the engine turns a Ctrl-C of which we did not know into the second
-        raise KeyboardInterrupt from None
+    except InterruptedRun as stop:
+        raise (KeyboardInterrupt if stop.by is signal.SIGINT else SystemExit(128 + stop.by)) from None
+    except SystemExit as error:
+        # The engine turns a Ctrl-C of which we did not know into an exit, with a status of 1.
+        if error.code == 1:
+            raise KeyboardInterrupt from None
+        raise
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise

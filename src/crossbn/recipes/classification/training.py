@@ -14,6 +14,7 @@ def train(
     folder: Path | None = None,
     watch: Callable[[Point | Progress], None] = lambda _: None,
     machine: Machine | None = None,
+    fresh: bool = False,
 ) -> Outcome:
     """Do what a recipe says.
 
@@ -23,12 +24,14 @@ def train(
             there. None for nothing to be written.
         watch: called with each point of the curve as soon as it is there, and several times between with the progress.
         machine: what to compute with; None for the one process and the device at hand.
+        fresh: begin anew, whatever the folder has.
 
     Raises:
         RecipeError: if something that the recipe asks for cannot be had.
         OtherRunError: one of these; if the folder is of another run.
         DataError: if the images are not there.
         KeyboardInterrupt: after Ctrl-C; with a folder, a checkpoint has been saved.
+        SystemExit: the same after SIGTERM.
 
     Example:
         >>> recipe = Recipe(data="digits", model="resnet8", width=4, epochs=1, train_images=8, test_images=10)
@@ -38,4 +41,4 @@ def train(
     """
     from crossbn.recipes.classification.run import carry_out  # it imports the engine, which takes seconds
 
-    return carry_out(recipe, folder, watch, machine or Machine())
+    return carry_out(recipe, folder, watch, machine or Machine(), fresh)
