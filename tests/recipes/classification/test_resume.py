@@ -104,7 +104,7 @@ def _news_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_SECONDS_BETWEEN_NEWS", 0.0)
 
 
-def send_in_forward_4(number: signal.Signals, news: object) -> None:
+def send_in_forward_5(number: signal.Signals, news: object) -> None:
     if isinstance(news, Progress) and news.share == 4 / 20:
         os.kill(os.getpid(), number)
 
@@ -121,11 +121,11 @@ def test_a_signal_saves_and_stops(
         train(
             replace(RECIPE, wrap=lambda network, _: Fragile(network, 10**9)),
             tmp_path,
-            partial(send_in_forward_4, number),
+            partial(send_in_forward_5, number),
         )
     assert signal.signal(number, found) == before
     assert number == signal.SIGINT or raised.value.code == 143  # type: ignore[attr-defined]
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
     assert differences(straight, go_on(RECIPE, tmp_path)[1]) == []
 
 
@@ -134,7 +134,7 @@ def test_interrupts_stay_ignored_where_they_are(tmp_path: Path) -> None:
     """As in the processes that `crossbn reproduce` starts: it ends them itself."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        outcome = train(RECIPE, tmp_path, partial(send_in_forward_4, signal.SIGINT))
+        outcome = train(RECIPE, tmp_path, partial(send_in_forward_5, signal.SIGINT))
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

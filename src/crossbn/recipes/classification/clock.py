@@ -1,55 +1,43 @@
-"""Times of a training, and news of its progress."""
+"""Times of a training."""
 
 import time
 from collections import deque
 from statistics import median
-from typing import Any
-
-from crossbn.integrations.engine import Callback, Trainer
-from crossbn.recipes.classification.module import Classifier
-from crossbn.recipes.classification.recipe import Progress
 
 _LATEST = 1000  # forwards whose times are kept
 _SECONDS_BETWEEN_NEWS = 0.5
 
 
-class Clock(Callback):
-    """Takes the time from one forward to the next, and tells the module's listener twice a second how far it is."""
+class Clock:
+    """Takes the time from one forward to the next, and tells twice a second that there could be news."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.started = time.perf_counter()
-        self.times: deque[float] = deque(maxlen=_LATEST)
+        self._started = self._told = time.perf_counter()
+        self._before: float | None = None
+        self._times: deque[float] = deque(maxlen=_LATEST)
         self._earlier = self._earlier_per_step = 0.0
-        self._before = self._told = self.started
 
     @property
     def seconds(self) -> float:
         """Wall-clock time since the beginning of the run, without the gaps that interruptions left."""
-        return self._earlier + time.perf_counter() - self.started
+        return self._earlier + time.perf_counter() - self._started
 
     @property
     def seconds_per_step(self) -> float:
-        """The median time of a forward and what belongs to it."""
-        return median(self.times) if self.times else self._earlier_per_step
+        """The median time of a forward and what belongs to it; the few that have a test between them do not matter."""
+        return median(self._times) if self._times else self._earlier_per_step
 
     def go_on(self, seconds: float, seconds_per_step: float) -> None:
         """Add what another process has taken before this one."""
         self._earlier, self._earlier_per_step = seconds, seconds_per_step
 
-    def on_train_epoch_start(self, trainer: Trainer, module: Classifier) -> None:  # noqa: ARG002  # the engine's
-        """Do not count what was before."""
-        self._before = time.perf_counter()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: Classifier, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Take the time."""
-        del outputs, batch
+    def tick(self) -> bool:
+        """Note that a forward begins; return whether it is time for news."""
         now = time.perf_counter()
-        self.times.append(now - self._before)
+        if self._before is not None:
+            self._times.append(now - self._before)
         self._before = now
-        if now - self._told >= _SECONDS_BETWEEN_NEWS and trainer.is_global_zero:
-            self._told = now
-            done = module.span.start + batch_idx + 1
-            module.watch(Progress(done / module.plan.forwards, f"loss {module.tally.mean_loss:.3f}"))
+        if now - self._told < _SECONDS_BETWEEN_NEWS:
+            return False
+        self._told = now
+        return True

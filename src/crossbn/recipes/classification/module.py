@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crossbn.integrations.engine import LightningModule, MulticlassAccuracy
+from crossbn.integrations.processes import gather
+from crossbn.recipes.classification.clock import Clock
 from crossbn.recipes.classification.norms import switch_norm_
-from crossbn.recipes.classification.order import Plan
+from crossbn.recipes.classification.order import Plan, mix
 from crossbn.recipes.classification.recipe import Point, Progress, Recipe
+from crossbn.recipes.classification.resuming import STATE, identity, random_state, set_random_state
 from crossbn.recipes.classification.tally import Tally
 
 
@@ -50,6 +53,8 @@ class Classifier(LightningModule):
         self.accuracy = MulticlassAccuracy(classes, average="micro", validate_args=False)
         self.tally = Tally()
         self.curve: list[Point] = []
+        self.clock = Clock()
+        self._random: list[Tensor] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The engine notes here which hook it is in, some forty times a step, and a module looks at whatever is set.
@@ -81,17 +86,39 @@ class Classifier(LightningModule):
         self.switched = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note which norm the weights are of."""
-        checkpoint["switched"] = self.switched
+        """Add the state of the run; the order of images and their augmentation need none."""
+        checkpoint[STATE] = {
+            "recipe": identity(self.recipe, self.trainer.world_size),
+            "switched": self.switched,
+            "curve": [list(point) for point in self.curve],
+            "seconds": self.clock.seconds,
+            "seconds_per_step": self.clock.seconds_per_step,
+            "processes": gather({"tally": self.tally.sums(), "random": random_state(self.device)}),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Have that norm before the weights are loaded."""
-        if checkpoint["switched"] and not self.switched:
+        """Take it over, and have the norm that the weights are of before they are loaded."""
+        saved = checkpoint[STATE]
+        if saved.get("switched") and not self.switched:
             self._switch_()
+        own = saved["processes"][self.trainer.global_rank]
+        self.tally = Tally.of(own["tally"], self.trainer.strategy.root_device)
+        self._random = own["random"]
+        self.curve[:] = [Point(*point) for point in saved["curve"]]
+        self.clock.go_on(saved["seconds"], saved["seconds_per_step"])
+
+    def on_train_start(self) -> None:
+        """Begin with random numbers of this seed and process, or go on with them; they are the model's alone."""
+        if self._random is None:
+            torch.manual_seed(mix(self.recipe.seed, self.trainer.global_rank))
+        else:
+            set_random_state(self._random, self.device)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
-        del batch_idx  # with it in the signature, the engine need not look for where it could be
+        if self.clock.tick() and self.tally.forwards and self.trainer.is_global_zero:
+            share = (self.span.start + batch_idx) / self.plan.forwards
+            self.watch(Progress(share, f"loss {self.tally.mean_loss:.3f}"))
         images, classes = batch
         scores = self.network(images)
         loss = F.cross_entropy(scores, classes)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from crossbn.integrations.engine import Callback
-from crossbn.integrations.lightning import CrossIterationNorm, HistoryInCheckpoints
+from crossbn.integrations.lightning import CrossIterationNorm
 from crossbn.nn import NORMS, RenormSchedule, reparametrize_
 from crossbn.recipes.classification.networks import is_small
 from crossbn.recipes.classification.order import Plan
@@ -41,11 +41,11 @@ def default_options(recipe: Recipe, norm: str, forwards: int) -> dict[str, Any]:
     return {}
 
 
-def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback:
+def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | None:
     """Turn the batch norms of `network` into the recipe's norm, and reparametrize its weights.
 
     Returns:
-        The callback that the norms need in training.
+        The callback that the norms need in training, if they need one.
 
     Raises:
         RecipeError: if an option is not one of the norm's.
@@ -60,7 +60,7 @@ def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback:
             return callback
         if recipe.norm != "bn" or options:
             swap_norm_(network, recipe.norm, **options)
-    return HistoryInCheckpoints()  # of what the norm is switched to, or a wrapper brings
+    return None
 
 
 def _cross_iteration(recipe: Recipe, options: Mapping[str, Any], burn_in_steps: int) -> CrossIterationNorm:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from crossbn.integrations.engine import Callback, rank_zero_only
+from crossbn.integrations.lightning import HistoryInCheckpoints
 from crossbn.nn import NORMS
 from crossbn.recipes.checkpoints import Checkpoints, InterruptedRun
-from crossbn.recipes.classification.clock import Clock
 from crossbn.recipes.classification.loading import Supply
 from crossbn.recipes.classification.machine import Machine
 from crossbn.recipes.classification.module import Classifier
@@ -21,7 +21,7 @@ from crossbn.recipes.classification.norms import give_norm_
 from crossbn.recipes.classification.order import Plan
 from crossbn.recipes.classification.recipe import Outcome, Point, Progress, Recipe, RecipeError
 from crossbn.recipes.classification.record import Record
-from crossbn.recipes.classification.resuming import RunState, check_checkpoint
+from crossbn.recipes.classification.resuming import check_checkpoint
 from crossbn.recipes.classification.sources import Images, load_images
 from crossbn.recipes.classification.trainer import Files, make_trainer
 from crossbn.recipes.quiet import quiet
@@ -42,34 +42,35 @@ def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machin
         step = check_checkpoint(files.checkpoint, recipe, machine.processes)
     images = load_images(recipe, machine.data_folder)
     plan = Plan.of(recipe, len(images.train), machine.processes)
-    clock = Clock()
     with quiet(), _repeatable(), _mistakes_told(recipe):
-        module, callbacks = _build(recipe, plan, images, watch)
-        callbacks += [clock, RunState(clock)]
+        module, norms = _build(recipe, plan, images, watch)
+        callbacks: list[Callback] = [] if norms is None else [norms]
         listening: AbstractContextManager[None] = nullcontext()
         if files is not None:
             saving = Checkpoints(files.checkpoint, machine.checkpoint_seconds, machine.checkpoint_steps)
-            callbacks.append(saving)
+            # Norms of which nobody knows yet may be switched to, or be a wrapper's.
+            callbacks = [norms or HistoryInCheckpoints(), saving]
             listening = saving.listening()
         trainer = make_trainer(recipe, plan, machine, callbacks, files, step)
         supply = Supply(images, plan, recipe.seed, images.workers if machine.workers is None else machine.workers)
         with listening:
             trainer.fit(module, supply, ckpt_path=None if files is None or step is None else files.checkpoint)
-    outcome = Outcome(recipe, tuple(module.curve), len(images.test), clock.seconds, clock.seconds_per_step)
+    times = module.clock.seconds, module.clock.seconds_per_step
+    outcome = Outcome(recipe, tuple(module.curve), len(images.test), *times)
     record = Record(outcome, machine.processes, str(trainer.strategy.root_device))
     if files is not None and trainer.is_global_zero and not record.is_in(files.record):
         append_lines(files.record, [record])
     return outcome
 
 
-def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Classifier, list[Callback]]:
+def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Classifier, Callback | None]:
     network = build_network(recipe.model, images.channels, images.classes, recipe.width, recipe.seed)
-    callbacks = [give_norm_(network, recipe, plan)]
+    norms = give_norm_(network, recipe, plan)
     if recipe.wrap is not None:
         torch.manual_seed(recipe.seed)  # it may have weights of its own
         network = recipe.wrap(network, recipe)
     module = Classifier(network, recipe, plan, images.classes, len(images.test), watch)
-    return module, callbacks
+    return module, norms
 
 
 @contextmanager
