@@ -89,7 +89,7 @@ class History:
         lacking = {name: torch.zeros_like(ring[0]) for name, ring in self.rings.items() if name not in row}
         return row | {n: Pieces(zero[0], zero[1:]) if _is_samples(n) else zero for n, zero in lacking.items()}
 
-    def push(self, row: Row, accept: bool | Tensor) -> None:
+    def push(self, row: Mapping[str, Tensor | Pieces], accept: bool | Tensor) -> None:
         """Overwrite the oldest slot with `row`, a value for each name, if `accept`; a tensor is not looked at."""
         for name, value in row.items():
             if isinstance(value, Pieces):
@@ -99,7 +99,7 @@ class History:
         elif accept:
             self._write(row)
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Mapping[str, Tensor | Pieces]) -> None:
         slot = int(self.pushed) % self.slots
         if slot not in self._slots:
             self._slots[slot] = [part for name, ring in self.rings.items() for part in _parts(name, ring[slot])]
@@ -107,7 +107,7 @@ class History:
         torch._foreach_copy_(self._slots[slot], values)
         self.pushed = self.pushed + 1
 
-    def _write_where(self, row: Row, accept: Tensor) -> None:
+    def _write_where(self, row: Mapping[str, Tensor | Pieces], accept: Tensor) -> None:
         slot = (self.pushed % self.slots).reshape(1)
         for name, ring in self.rings.items():
             old, parts = ring.index_select(0, slot), _fill(row[name], ring)
