@@ -121,7 +121,10 @@ def test_work_trains_the_recipe_and_returns_its_curve(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [cbn(4), exact(4, "own")], ids=lambda cell: cell.name)
-def test_a_real_run_that_is_interrupted_goes_on_bit_for_bit(cell: Cell, tmp_path: Path) -> None:
+def test_a_real_run_that_is_interrupted_goes_on_bit_for_bit(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crossbn.recipes.classification.clock._SECONDS_BETWEEN_NEWS", 0.0)  # news of every step
     changes = {"data": "digits", "train_images": 80, "test_images": 40, "epochs": 2, "points": 4}
     task = task_of(Cell(cell.norm, 4, cell.window, cell.options, cell.burn_in, cell.gradient, changes))
     whole = work(task, lambda _: None)
