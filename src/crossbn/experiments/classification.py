@@ -148,8 +148,8 @@ def describe(scale: Scale) -> list[str]:
             "3 epochs, with the paper's recipe otherwise: SGD, momentum 0.9, weight decay 1e-4, a learning rate of "
             "0.1 * N / 32 at a batch of N that falls along a cosine; cross-iteration norms begin with a quarter of "
             "the training as BN. Images are neither cropped nor mirrored, as few epochs leave nothing to overfit. It "
-            "is as small as that so that a table takes minutes; the norms differ by more than the seeds do because a "
-            "batch of 2 takes 6,000 steps. The paper's numbers are of a larger network, other images, 33 times the "
+            "is as small as that so that a table takes minutes; three seeds leave differences of about two points or "
+            "less open. The paper's numbers are of a larger network, other images, 33 times the "
             "epochs: expect the order of the norms, not the size of the differences."
         )
     return [
