@@ -45,13 +45,45 @@ def training(*errors_by_age: list[float]) -> list[FidelityRecord]:
         ([[0.1], [0.5], [0.1], [0.1]], 2, 0, (2, 30, "a burn-in of 30 steps")),
         ([[0.1], [0.1], [0.1], [0.1]], 2, 5, (2, 5, "the burn-in of 5 steps is long enough")),
         ([[0.1, 0.9], [0.1, 0.9], [0.1, 0.9], [0.1, 0.9]], 3, 0, (2, 0, "no burn-in is needed")),
-        ([[0.1]], 2, 0, (2, 0, "no burn-in is needed")),
+        # An advice for the window is not withdrawn because the errors fall, nor one that the last measurements share.
+        ([[0.1], [0.1], [0.1], [0.01]], 2, 0, (2, 0, "^Window 2 serves")),
+        ([[0.1, 0.9], [0.1, 0.9], [0.1, 0.9], [0.1, 0.3]], 3, 0, (2, 0, "^Window 2 instead of 3")),
     ],
 )
 def test_rules(errors: list[list[float]], window: int, burn_in: int, expected: tuple[int, int, str]) -> None:
     found = recommend(training(*errors), window, burn_in)
     assert (found.window, found.burn_in) == expected[:2]
     assert re.search(expected[2], str(found))
+    assert found.sentence.endswith(".")
+    assert found.trusted
+
+
+@pytest.mark.parametrize(
+    ("errors", "window", "burn_in", "expected"),
+    [
+        ([[0.3]], 2, 0, (1, "1 measurement where it takes 4. So far: window 1, plain BatchNorm, or a lower")),
+        ([[0.1]] * 3, 2, 0, (2, "3 measurements where it takes 4. So far: window 2 serves: even at age 1 ")),
+        # Forty steps are ten windows of four, not of five, nor with a burn-in.
+        ([[0.1, 0.1, 0.1, 0.3]] * 4, 5, 0, (4, "40 steps where a window of 5 takes 50. So far: window 4 instead of 5")),
+        ([[0.1, 0.1, 0.1]] * 4, 4, 1, (4, "39 steps where a window of 4 takes 40. So far: window 4 serves")),
+        ([[0.1, 0.1]] * 4, 4, 0, (3, "no statistics older than 2 steps where a window of 4 has 3. So far: window 3 ")),
+        # All of the later half is against pooling, the last quarter is not.
+        (
+            [[0.9], [0.9], [0.9], [0.1]],
+            2,
+            0,
+            (1, "the network still settles, and its last measurements alone speak for window 2. So far: window 1, "),
+        ),
+    ],
+)
+def test_too_little_is_said_to_be_so(
+    errors: list[list[float]], window: int, burn_in: int, expected: tuple[int, str]
+) -> None:
+    found = recommend(training(*errors), window, burn_in)
+    assert not found.trusted
+    assert found.window == expected[0]
+    assert found.sentence.startswith(f"Too little was measured to rely on: {expected[1]}")
+    assert "burn-in" not in found.sentence
     assert found.sentence.endswith(".")
 
 

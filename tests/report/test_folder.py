@@ -212,7 +212,9 @@ def test_targets_are_in_brackets(tmp_path: Path) -> None:
 def test_diagnosis_has_its_context_and_a_recommendation(tmp_path: Path) -> None:
     on_disk.write_diagnosis(tmp_path / "here")
     section = only_section(tmp_path)
-    assert section.findings[0].startswith("Window 3 serves: even at age 2 the compensated variance is nearer")
+    assert section.findings[0].startswith(
+        "Too little was measured to rely on: 2 measurements where it takes 4. So far: window 3 serves: even at age 2 "
+    )
     assert [table.title for table in section.tables] == [
         "By age of the statistics",
         "By progress of the training",
