@@ -10,7 +10,7 @@ from crossbn.cli import extras, make_app
 from crossbn.datasets import FOLDER_VARIABLE
 from crossbn.experiments import runner
 from crossbn.experiments.registry import EXPERIMENTS
-from crossbn.experiments.tasks import News, read_results
+from crossbn.experiments.tasks import News, Task, read_results
 from tests.experiments import pretended
 
 
@@ -79,6 +79,23 @@ def test_dry_run_shows_runs_and_times_and_does_none(tmp_path: Path, asked: list[
     assert "2 of 4 runs to do" in answer.output
 
 
+def test_dry_run_tells_settings_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {"norm": None, "augment": True, "points": None, "image_size": (3, 8), "looks": 4, "probes": 2}
+    options: list[dict[str, Any]] = [{}, {"positions": 128, "order": 2}, {"positions": None}]
+    tasks = [
+        Task("pretended", f"{i}", 0, {**shared, "number": 1, "learning_rate": 0.1 / 10**i, "norm_options": each})
+        for i, each in enumerate(options)
+    ]
+    monkeypatch.setattr(pretended, "configs", lambda *_: tasks)
+    output = call("pretended", "--dry-run", "--out", tmp_path).output
+    for i, told in enumerate(
+        ["learning rate 0.1", "learning rate 0.01, positions 128, order 2", "learning rate 0.001, positions all"]
+    ):
+        assert re.search(rf"│ {i}, seed 0 │ {told} +│", output)
+    everything = "augment yes, image size 3, 8, measurements 4, random projections 2, number 1"
+    assert f"All runs: {everything}.\n" in output
+
+
 def test_list(asked: list[str]) -> None:
     answer = call("--list")
     assert (answer.status, asked) == (0, [])
@@ -86,12 +103,15 @@ def test_list(asked: list[str]) -> None:
         assert re.search(rf"{name} +│ +{title}", answer.output)
 
 
-@pytest.mark.parametrize("name", ["cost", "gradients"])
-@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("cost", "small"), ("cost", "full"), ("gradients", "small"), ("gradients", "full"), ("positions", "small")],
+)
 def test_real_runs_can_be_listed_with_their_times(name: str, scale: str, tmp_path: Path) -> None:
     answer = call(name, "--dry-run", "--scale", scale, "--out", tmp_path)
     assert answer.status == 0, answer.errors
-    assert re.search(r"[123] of [123] runs to do(, \d+ at once)?: about \d", answer.output)
+    assert re.search(r"(\d+) of \1 runs to do(, \d+ at once)?: about \d", answer.output)
+    assert re.findall(r"None|True|False|[{}\[\]]|not set|looks|probes", answer.output) == []
 
 
 @pytest.mark.parametrize(

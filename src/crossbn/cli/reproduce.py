@@ -21,9 +21,11 @@ from crossbn.experiments.tasks import Result, Task
 from crossbn.experiments.workers import WorkerError
 from crossbn.records import RecordError
 from crossbn.report.comparison import comparison_table, surroundings
+from crossbn.report.context import in_text
 from crossbn.report.table import Table
 
 _COLUMNS = 7  # that fit a terminal
+_WORDS = {"looks": "measurements", "probes": "random projections"}  # in place of a setting's name
 
 
 def reproduce(
@@ -97,7 +99,15 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
 
 
 def _describe(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+    """Return settings as people write them, without those that are not set; options stand by themselves."""
+    told = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            # An option that is there was chosen: of `positions`, the only one that may be None, that is all of them.
+            told.append(_describe({option: "all" if each is None else each for option, each in value.items()}))
+        elif value is not None:
+            told.append(f"{_WORDS.get(name, name.replace('_', ' '))} {in_text(value)}")
+    return ", ".join(filter(None, told))
 
 
 def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
