@@ -1,6 +1,7 @@
 """Both halves of the backward: written out, and as the native kernels of SyncBatchNorm would be called."""
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def native_elemt(
 
 
 @pytest.fixture(params=["blended", "written out", "native"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Choose which of the three ways to the same gradient is taken."""
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Choose which of the three ways to the same gradient is taken; compiled code, a fourth, has tests of its own."""
     name: str = request.param
     if name != "blended":
         monkeypatch.setattr(sys.modules[C.normalize.__module__], "native_available", lambda _: True)
@@ -49,7 +50,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr(kernels, "native_available", lambda _: True)
         monkeypatch.setattr(torch, "batch_norm_backward_reduce", native_reduce)
         monkeypatch.setattr(torch, "batch_norm_backward_elemt", native_elemt)
-    return name
+    with C.native.switched_off():
+        yield name
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, [1.0, 0.5, 0.25, 0.2]])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from crossbn import functional as C
 from crossbn import nn as cnn
 from crossbn.functional import geometry_of
+from crossbn.nn.source import Source
 from tests.reference.cross_iteration import ReferenceNorm
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
@@ -79,10 +80,20 @@ def assert_near(got: Tensor | None, want: Tensor, dtype: torch.dtype) -> None:
     )
 
 
-def check(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, jump: float = 0.05, **options: Any) -> None:
+def check(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    jump: float = 0.05,
+    direct: bool = False,
+    **options: Any,
+) -> None:
     """Train a few steps and compare output, gradients and running statistics with the reference at each."""
     torch.manual_seed(0)
     norm = norm_for(module, len(shape) - 1, window=3, positions=None, **options).to(dtype)
+    if direct:  # what pairing finds out: nothing is added to the operator's output
+        norm.sources[0].direct = True
+        norm.configure_(norm.settings)
     module.to(dtype)
     parameters: list[Tensor] = [*module.parameters(), *norm.parameters()]
     reference = ReferenceNorm(functional_form(module), window=3, **options)
@@ -147,3 +158,32 @@ def test_every_form_equals_the_reference(name: str, plan: C.Plan, monkeypatch: p
     make, shape = OPERATORS[name]
     torch.manual_seed(1)
     check(make(), shape, torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("form", ["samples", "gradient"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("jump", [0.05, 1.0])
+def test_compiled_code_equals_the_reference(
+    name: str, form: Any, dtype: torch.dtype, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual case: nothing added to the operator's output, no bias, samples; here, of all positions."""
+    if dtype == torch.float32 and jump == 1.0:
+        jump = 0.5
+    monkeypatch.setattr(C, "choose_plan", lambda *_: C.Plan(form, 999))
+    used = 0
+    observe = Source._observe_natively
+
+    def count(*args: Any) -> Any:
+        nonlocal used
+        used += 1
+        return observe(*args)
+
+    monkeypatch.setattr(Source, "_observe_natively", count)
+    make, shape = OPERATORS[name]
+    torch.manual_seed(1)
+    module = make()
+    module.register_parameter("bias", None)
+    check(module, shape, dtype, jump, direct=True)
+    assert used == 4  # at all steps but the first

@@ -1,5 +1,6 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
+from crossbn.functional import native
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,
@@ -11,8 +12,9 @@ from crossbn.functional.geometry import (
 from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
 from crossbn.functional.normalize import Followed, Jacobian, follow_weight, normalize
 from crossbn.functional.plan import Plan, choose_plan
-from crossbn.functional.pooling import Pooled, pool
+from crossbn.functional.pooling import Pooled, equal_votes, pool
 from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
+from crossbn.functional.site import Site
 from crossbn.functional.taylor import compensate, project, project_var, spread
 
 __all__ = [
@@ -23,17 +25,20 @@ __all__ = [
     "Places",
     "Plan",
     "Pooled",
+    "Site",
     "accumulation_dtype",
     "all_finite",
     "batch_moments",
     "choose_plan",
     "compensate",
+    "equal_votes",
     "flatten_weight",
     "follow_weight",
     "geometry_of",
     "is_linear_operator",
     "join_moments",
     "mean_grad",
+    "native",
     "normalize",
     "outputs_at",
     "patches_at",

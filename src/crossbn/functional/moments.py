@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from crossbn.functional import native
+
 _LARGE = 2**16
 _WIDE = (torch.float32, torch.float64)
 
@@ -24,6 +26,8 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> batch_moments(torch.tensor([[1.0], [3.0]]))
         (tensor([2.]), tensor([1.]))
     """
+    if native.fit(x):
+        return native.moments(x)
     dtype, dims = accumulation_dtype(x.dtype), [0, *range(2, x.ndim)]
     if torch.compiler.is_compiling() or x.device.type != "cpu":
         var, mean = torch.var_mean(x.to(dtype), dims, correction=0)
@@ -50,8 +54,12 @@ def all_finite(*values: Tensor) -> bool | Tensor:
         False
     """
     if all(value.device.type == "cpu" for value in values) and not torch.compiler.is_compiling():
-        return all(math.isfinite(value.sum()) for value in values)
+        return all(_is_finite(value) for value in values)
     return torch.stack([torch.isfinite(value).all() for value in values]).all()
+
+
+def _is_finite(value: Tensor) -> bool:
+    return native.all_finite(value) if native.fit(value) and value.is_contiguous() else math.isfinite(value.sum())
 
 
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from crossbn.functional import native
 from crossbn.functional.geometry import Geometry, unflatten_weight
 from crossbn.functional.kernels import blend_gradient, channelwise, native_available, reduce_gradient
 from crossbn.functional.taylor import spread
@@ -48,15 +49,21 @@ class Jacobian(NamedTuple):
 
     def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
         """Add dL/dW to `grad` [C, I]."""
-        coefficient, rows = self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1)
+        coefficient = self._coefficient(grad_mean, grad_var)
+        if self.var_jacobian is not None and self.rows.shape[1] == 1 and native.fit(grad, self.rows):
+            return native.add_gradient_(grad, self.rows, coefficient, self.var_jacobian, grad_var)
+        rows = self.rows.flatten(0, 1)
         if rows.shape[1] == 1:
             grad.addmm_(coefficient.mT, rows.squeeze(1))
         else:
             grad += spread(coefficient, rows)
         if self.var_jacobian is not None:
             grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
+        return None
 
     def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
+        if native.fit(self.var_coefficient):
+            return native.coefficients(self.mean_coefficient, self.var_coefficient, grad_mean, grad_var).flatten(0, 1)
         coefficient = self.var_coefficient * grad_var
         coefficient[:, 0].addcmul_(self.mean_coefficient, grad_mean)
         return coefficient.flatten(0, 1)
@@ -103,12 +110,16 @@ def normalize(
         followed: a weight that mean and variance follow; the same as calling `follow_weight` before, and quicker.
     """
     # native kernels mix a low-precision input with float32 parameters and statistics, but not those two.
-    weight = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
-    bias = None if bias is None else bias.to(mean.dtype)
+    weight = torch.ones_like(mean) if weight is None else _as_type(weight, mean.dtype)
+    bias = None if bias is None else _as_type(bias, mean.dtype)
     counted = None if group is None else torch.as_tensor(count, device=x.device)
     following = (None,) * 7 if followed is None else (followed[0], followed[3], followed[1], *followed.jacobian)
     y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, counted, *following)
     return y
+
+
+def _as_type(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if values.dtype == dtype else values.to(dtype)  # `to` takes its time to do nothing
 
 
 class _Normalize(torch.autograd.Function):
@@ -140,25 +151,42 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, var, share, weight, count, *jacobian = ctx.saved_tensors
-        invstd = torch.rsqrt(var + ctx.eps)
-        if ctx.group is None and not native_available(x):
-            dx, grad_weight, grad_bias = _backward(grad, x, mean, invstd, share, weight, ctx.eps)
-            sum_grad, sum_normalized = grad_bias, grad_weight
-        else:
-            dx, grad_weight, grad_bias, sum_grad, sum_normalized = _backward_in_halves(
-                grad, x, mean, invstd, share, weight, count, ctx.group
-            )
-        grad_mean = grad_var = grad_followed = None
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[9] or ctx.deliver is not None:
-            grad_mean = (weight * invstd).neg_()
-            grad_var = (grad_mean * invstd).mul_(sum_normalized).mul_(0.5)
-            grad_mean *= sum_grad
-            if ctx.deliver is not None:
-                ctx.deliver(Jacobian(*jacobian), grad_mean, grad_var)
-            elif ctx.needs_input_grad[9]:
-                grad_followed = unflatten_weight(Jacobian(*jacobian).weight_gradient(grad_mean, grad_var), ctx.geometry)
-        grad_beta = grad_bias if ctx.needs_input_grad[5] else None
-        return dx, grad_mean, grad_var, None, grad_weight, grad_beta, None, None, None, grad_followed, *[None] * 6
+        grads = _gradients(grad, x, mean, var, share, weight, ctx.eps, count, ctx.group)
+        grad_followed = None
+        if ctx.deliver is not None:
+            ctx.deliver(Jacobian(*jacobian), grads.mean, grads.var)
+        elif ctx.needs_input_grad[9]:
+            flat = Jacobian(*jacobian).weight_gradient(grads.mean, grads.var)
+            grad_followed = unflatten_weight(flat, ctx.geometry)
+        grad_beta = grads.beta if ctx.needs_input_grad[5] else None
+        dx, grad_gamma, _, grad_mean, grad_var = grads
+        return dx, grad_mean, grad_var, None, grad_gamma, grad_beta, None, None, None, grad_followed, *[None] * 6
+
+
+def _gradients(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    share: Tensor,
+    weight: Tensor,
+    eps: float,
+    count: Tensor | None,
+    group: dist.ProcessGroup | None,
+) -> native.Blended:
+    """Return the gradients of the table above."""
+    if group is None and native.fit(x, grad, mean, var, share, weight):
+        return native.blend(grad, x, mean, var, eps, share, weight)
+    invstd = torch.rsqrt(var + eps)
+    if group is None and not native_available(x):
+        dx, grad_gamma, grad_beta = _backward(grad, x, mean, invstd, share, weight, eps)
+        sum_grad, sum_normalized = grad_beta, grad_gamma
+    else:
+        dx, grad_gamma, grad_beta, sum_grad, sum_normalized = _backward_in_halves(
+            grad, x, mean, invstd, share, weight, count, group
+        )
+    scale = (weight * invstd).neg_()
+    return native.Blended(dx, grad_gamma, grad_beta, scale * sum_grad, (scale * invstd).mul_(sum_normalized).mul_(0.5))
 
 
 def _backward(

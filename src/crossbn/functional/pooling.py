@@ -61,7 +61,7 @@ def pool(
     """
     valid = past_var >= 0
     if present is None and invalid == "max" and len(past_mean):
-        weight, share = _equal_votes(len(past_mean), mean.dtype, mean.device)
+        weight, share = equal_votes(len(past_mean), mean.dtype, mean.device)
         pooled_mean = torch.lerp(past_mean.mean(0), mean, share)
         deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
         spread = past_var.clamp_min(0).addcmul_(past_deviation, past_deviation).mean(0)
@@ -80,6 +80,7 @@ def pool(
 
 
 @functools.lru_cache(256)
-def _equal_votes(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def equal_votes(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the weight of each of the remembered steps [R, 1], and today's [1], where all count the same."""
     share = torch.full((1,), 1 / (1 + steps), dtype=dtype, device=device)
     return share.expand(steps, 1), share

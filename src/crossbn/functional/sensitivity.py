@@ -100,11 +100,16 @@ def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor
     return _places(start, amount, total, space, device)
 
 
-def _places(start: int | Tensor, amount: int, total: int, space: int, device: torch.device) -> Places:
+def jump_over(total: int) -> int:
+    """Return how far apart neighbours in the scattered order of `total` positions are."""
     jump = int(total / _GOLDEN_RATIO)
     while math.gcd(jump, total) > 1:
         jump += 1
-    index = (torch.arange(amount, device=device) + start) * jump % total
+    return jump
+
+
+def _places(start: int | Tensor, amount: int, total: int, space: int, device: torch.device) -> Places:
+    index = (torch.arange(amount, device=device) + start) * jump_over(total) % total
     return Places(index // space, index % space)
 
 

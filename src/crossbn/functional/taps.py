@@ -34,7 +34,7 @@ def taps_at(
     entries = torch.Size(output_sizes).numel() * geometry.taps
     if entries > _TABLE_ENTRIES or torch.compiler.is_compiling():
         return _taps_at(geometry, place, sizes, output_sizes)
-    taps, inside = _taps_of_all(geometry, tuple(sizes), tuple(output_sizes), place.device)
+    taps, inside = taps_of_all(geometry, tuple(sizes), tuple(output_sizes), place.device)
     return taps[place], inside[place]
 
 
@@ -52,9 +52,10 @@ def _taps_at(
 
 
 @functools.lru_cache(128)
-def _taps_of_all(
+def taps_of_all(
     geometry: Geometry, sizes: tuple[int, ...], output_sizes: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
+    """Return the tables of `taps_at` for every output position."""
     everywhere = torch.arange(torch.Size(output_sizes).numel(), device=device)
     return _taps_at(geometry, everywhere, sizes, output_sizes)
 
@@ -65,15 +66,15 @@ def average_by_tap(y: Tensor, geometry: Geometry, output_sizes: Sequence[int]) -
     That is a product of the batch's sum with how often each tap reads each input: in one go for a small map, for a
     large one from sums over everything and over the edges where that will do, else dimension by dimension.
     """
-    facts = geometry, tuple(y.shape[2:]), tuple(output_sizes), len(y), y.device, y.dtype
+    facts = geometry, tuple(y.shape[2:]), tuple(output_sizes), y.shape[0], y.device, y.dtype
     if torch.compiler.is_compiling():
-        return _average_by_dimension(y, _counts_by_dimension(*facts))
+        return _average_by_dimension(y, counts_by_dimension(*facts))
     if y.shape[2:].numel() * geometry.taps <= _SMALL_TABLE_ENTRIES:
         return y.sum(0).flatten(1) @ _counts_of_all(*facts)
     edges, matrix = _edge_sums(*facts)
     if all(4 * len(edge) <= size for edge, size in zip(edges, y.shape[2:], strict=True)):
         return _sum_blocks(y, edges) @ matrix
-    return _average_by_dimension(y, _cached_counts_by_dimension(*facts))
+    return _average_by_dimension(y, cached_counts(*facts))
 
 
 def _average_by_dimension(y: Tensor, counts: Sequence[Tensor]) -> Tensor:
@@ -83,7 +84,7 @@ def _average_by_dimension(y: Tensor, counts: Sequence[Tensor]) -> Tensor:
     return total.flatten(1)
 
 
-def _counts_by_dimension(
+def counts_by_dimension(
     geometry: Geometry,
     sizes: tuple[int, ...],
     output_sizes: tuple[int, ...],
@@ -100,13 +101,13 @@ def _counts_by_dimension(
     return [*tables[:-1], tables[-1] / batch]
 
 
-_cached_counts_by_dimension = functools.lru_cache(256)(_counts_by_dimension)
+cached_counts = functools.lru_cache(256)(counts_by_dimension)
 
 
 @functools.lru_cache(256)
 def _counts_of_all(*facts: Any) -> Tensor:
     """Return the same for the flattened space, [inputs, K]."""
-    return functools.reduce(torch.kron, _counts_by_dimension(*facts))
+    return functools.reduce(torch.kron, counts_by_dimension(*facts))
 
 
 @functools.lru_cache(256)
@@ -123,7 +124,7 @@ def _edge_sums(
     """
     edges, factors = [], []
     for table, output_size in zip(
-        _counts_by_dimension(geometry, sizes, output_sizes, 1, *kind), output_sizes, strict=True
+        counts_by_dimension(geometry, sizes, output_sizes, 1, *kind), output_sizes, strict=True
     ):
         excess = (table * output_size).round() - 1
         edge = excess.any(1).nonzero().squeeze(1)

@@ -213,12 +213,12 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             active = (self.burnt >= self.settings.burn_in).to(x.device)
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
         # Where another norm has asked at this step, the moments are known and the input is not looked at.
-        fresh = [
-            (source, part, batch_moments(part))
-            for source, a, b in self._segments
-            if source.current is None
-            for part in [x if len(self._segments) == 1 else x[:, a:b]]
-        ]
+        alone = len(self._segments) == 1
+        fresh = []
+        for source, a, b in self._segments:
+            if source.current is None:
+                part = x if alone else x[:, a:b]
+                fresh.append((source, part, batch_moments(part)))
         finite = all_finite(*(var for _, _, (_, var) in fresh))  # it is not if the mean is not
         for source, part, moments in fresh:
             seen = part if source.deeper is None else whole  # which it feeds alone
@@ -239,14 +239,17 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, count, followed)
 
     def _update_running(self, statistics: list[Statistics]) -> None:
-        mean, unbiased = _joined([each.mean for each in statistics]), _joined([each.unbiased for each in statistics])
+        if len(statistics) == 1 and statistics[0].finite is True and statistics[0].several is True:
+            return self._move_running(statistics[0].mean, statistics[0].var, statistics[0].bessel, True, True)
+        mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
+        bessel = _joined([torch.as_tensor(each.bessel, device=mean.device) for each in statistics], statistics)
         several = all(each.several is True for each in statistics) or _joined(
             [torch.as_tensor(each.several, device=mean.device) for each in statistics], statistics
         )
         finite = statistics[0].finite
         for each in statistics[1:]:
             finite = finite & each.finite
-        self._move_running(mean, unbiased, several, finite)
+        return self._move_running(mean, var, bessel, several, finite)
 
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""

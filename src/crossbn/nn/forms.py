@@ -85,6 +85,14 @@ class Form(ABC):
     def remember(self, seen: Observation, history: History) -> Row:
         """Return what is to be kept of today."""
 
+    @abstractmethod
+    def pool(self, rings: Rings, weight: Tensor, today: Today) -> tuple[Tensor, Tensor, C.Jacobian]:
+        """Return pooled mean, variance and how they follow the weight, in compiled code (see `Source`)."""
+
+    @abstractmethod
+    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
+        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
+
     @staticmethod
     def mean_grad_in(row: Row, i: int) -> Tensor | None:
         """Return the mean patch of the `i`-th producer in a row, if it is there."""
@@ -139,6 +147,19 @@ class Gradients(Form):
             C.Jacobian(rows.clone(), weight, coefficient, _weighted_sum(own, rings[f"{i}.var_grad"]))
             for i, rows in enumerate(recollection.rows)
         )
+
+    def pool(self, rings: Rings, weight: Tensor, today: Today) -> tuple[Tensor, Tensor, C.Jacobian]:
+        """Return pooled mean, variance and how they follow the weight, in compiled code."""
+        past = C.native.Gradients(rings["0.mean_grad"], rings["0.var_grad"], rings["mean_at"], rings["var_at"])
+        mean, var, towards, rest = C.native.pool_gradients(
+            today.mean, today.var, rings["mean"], rings["var"], weight, past
+        )
+        votes, _ = C.equal_votes(towards.shape[0], mean.dtype, mean.device)
+        return mean, var, C.Jacobian(past.mean_grad.unsqueeze(1).clone(), votes, towards.unsqueeze(1), rest)
+
+    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
+        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
+        return C.native.remember_gradients(site.structure, step, slot)
 
     def remember(self, seen: Observation, history: History) -> Row:
         """Return today's gradients and, to take off later, their products with today's weights."""
@@ -217,6 +238,19 @@ class Samples(Form):
         var_coefficient = own.unsqueeze(1) * centred
         var_coefficient[:, 0] = coefficient
         return tuple(C.Jacobian(rows.clone(), weight, var_coefficient, None) for rows in recollection.rows)
+
+    def pool(self, rings: Rings, weight: Tensor, today: Today) -> tuple[Tensor, Tensor, C.Jacobian]:
+        """Return pooled mean, variance and how they follow the weight, in compiled code."""
+        rows, at = rings["0.rows"], rings["products"]
+        product = C.project(rows.flatten(0, 1), weight).view_as(at)
+        past = rings["mean"], rings["var"]
+        mean, var = C.native.pool_samples(today.mean, today.var, *past, product, at, rings["centred"])
+        votes, _ = C.equal_votes(at.shape[0], mean.dtype, mean.device)
+        return mean, var, C.Jacobian(rows.clone(), votes, product, None)
+
+    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
+        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
+        return C.native.remember_samples(site.structure, step, slot)
 
     def remember(self, seen: Observation, history: History) -> Row:
         """Return today's rows, and what the weights made of them."""

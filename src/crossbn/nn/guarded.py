@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import all_finite
+from crossbn.functional import all_finite, native
 
 
 class GuardedBatchNorm(_BatchNorm):
@@ -42,19 +42,27 @@ class GuardedBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1 if finite is True else finite)
         return y
 
-    def _move_running(self, mean: Tensor, var: Tensor, several: bool | Tensor, finite: bool | Tensor) -> None:
-        """Move the running statistics towards `mean` and, where of `several` positions, unbiased `var`, if `finite`."""
+    def _move_running(
+        self, mean: Tensor, var: Tensor, bessel: float | Tensor, several: bool | Tensor, finite: bool | Tensor
+    ) -> None:
+        """Move the running statistics towards `mean` and, where of `several` positions, `bessel * var`, if `finite`."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None or finite is False:
-            return
+            return None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1 if finite is True else finite)
         momentum: float | Tensor | None = self.momentum
+        sure = finite is True and several is True and isinstance(bessel, float)
+        if sure and self.momentum is not None and native.fit(mean, var, self.running_mean, self.running_var):
+            unbiased = float(bessel)
+            return native.move_running(mean, var, unbiased, self.momentum, self.running_mean, self.running_var)
         if momentum is None:  # a cumulative average
             momentum = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
         # A lone position has no variance: nothing is learnt from it.
-        for running, target, accept in ((self.running_mean, mean, finite), (self.running_var, var, finite & several)):
+        targets = (self.running_mean, mean, finite), (self.running_var, var * bessel, finite & several)
+        for running, target, accept in targets:
             if accept is True and running.dtype == target.dtype:
                 running.lerp_(target, momentum)
             else:
                 moved = torch.lerp(running.to(target.dtype), target, momentum)
                 running.copy_(torch.where(torch.as_tensor(accept, device=moved.device), moved, running))
+        return None

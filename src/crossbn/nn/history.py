@@ -43,10 +43,12 @@ class History:
             for name, shape in shapes.items()
         }
         self.pushed = torch.zeros((), dtype=torch.int64, device=like.device)
-        self._slots: dict[int, list[Tensor]] = {}  # where to write, slot by slot: made once
+        # Where to write, slot by slot: made once.
+        self._slots: dict[int, list[Tensor]] = {}
+        self._views: dict[int, dict[str, Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_slots": {}}  # a copy writes to its own
+        return {**self.__dict__, "_slots": {}, "_views": {}}  # a copy writes to its own
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rings[name]
@@ -107,6 +109,20 @@ class History:
         torch._foreach_copy_(self._slots[slot], values)
         self.pushed = self.pushed + 1
 
+    def next_slot(self, samples: int) -> dict[str, Tensor]:
+        """Return where the next step goes, by name, with room for `samples`; to be followed by `advance`."""
+        for name in self.rings:
+            if _is_samples(name):
+                self.widen_(name, 1 + samples)
+        slot = int(self.pushed) % self.slots
+        if slot not in self._views:
+            self._views[slot] = {name: ring[slot] for name, ring in self.rings.items()}
+        return self._views[slot]
+
+    def advance(self) -> None:
+        """Count the step that has been written to `next_slot`."""
+        self.pushed = self.pushed + 1
+
     def _write_where(self, row: Mapping[str, Tensor | Pieces], accept: Tensor) -> None:
         slot = (self.pushed % self.slots).reshape(1)
         for name, ring in self.rings.items():
@@ -119,6 +135,10 @@ class History:
                 ring.index_copy_(0, slot, new)
         self.pushed = self.pushed + accept
 
+    def _forget_views(self) -> None:
+        self._slots.clear()
+        self._views.clear()
+
     def clear_(self) -> None:
         """Forget everything."""
         for _, tensor in self.state():
@@ -129,7 +149,7 @@ class History:
         filled = min(int(self.pushed), self.slots)
         kept = min(filled, slots)
         order = (int(self.pushed) + torch.arange(-kept, 0, device=self.pushed.device)) % max(self.slots, 1)
-        self._slots.clear()
+        self._forget_views()
         for name, ring in self.rings.items():
             self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
             self.rings[name][:kept] = ring[order]
@@ -139,7 +159,7 @@ class History:
         """Let each step of `name` hold at least `size` samples; the new ones are 0."""
         ring = self[name]
         if (missing := size - ring.shape[1]) > 0:
-            self._slots.clear()
+            self._forget_views()
             self.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
 
     def fit_(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -149,7 +169,7 @@ class History:
 
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
         """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
-        self._slots.clear()
+        self._forget_views()
         for name, ring in self.rings.items():
             moved = function(ring)
             dtype = self._stored_as(name, accumulation_dtype(moved.dtype))

@@ -73,6 +73,11 @@ class Producer:
         """Whether the producer has run at this step."""
         return self._input is not None
 
+    @property
+    def latest_input(self) -> Tensor | None:
+        """What the producer read at this step, if it has run."""
+        return self._input
+
     def input_for(self, x: Tensor, norm: str) -> Tensor:
         """Return the latest input, from which `x`, the input of the norm called `norm`, was made.
 
@@ -82,7 +87,7 @@ class Producer:
         """
         if self._input is None:
             raise RuntimeError(f"{norm}: its producer {self.module} has not run before it")
-        if not self._input.ndim == x.ndim == len(self.geometry.kernel) + 2 or len(self._input) != len(x):
+        if not self._input.ndim == x.ndim == len(self.geometry.kernel) + 2 or self._input.shape[0] != x.shape[0]:
             raise ValueError(
                 f"{norm}: normalizes {tuple(x.shape)}, which is not what its producer {self.module} makes of "
                 f"{tuple(self._input.shape)}"
@@ -95,11 +100,12 @@ class Producer:
         if self._unread == 0:
             self._input = self._weight = self._node = None
 
-    def weight_value(self) -> Tensor:
-        """Return today's weight, one row per output channel; to be called without gradients."""
+    def weight_value(self, dtype: torch.dtype) -> Tensor:
+        """Return today's weight as `dtype`, one row per output channel; to be called without gradients."""
         weight = self.module.weight if self._weight is None else self._weight
         assert isinstance(weight, Tensor)
-        return flatten_weight(weight, self.geometry)
+        flat = flatten_weight(weight, self.geometry)
+        return flat if flat.dtype == dtype else flat.to(dtype)
 
     def weight(self) -> Tensor:
         """Return today's weight with its graph, as the operator has it."""

@@ -25,8 +25,8 @@ class Statistics(NamedTuple):
     """[C]: pooled, biased."""
     share: Tensor
     """[C] or [1]: today's weight in them."""
-    unbiased: Tensor
-    """[C]: the pooled variance, unbiased."""
+    bessel: float | Tensor
+    """The pooled variance times this is unbiased; as [C] where it depends on the channel."""
     several: bool | Tensor
     """Whether it is of more than one position; as [C] where that depends on the channel."""
     positions: int | Tensor

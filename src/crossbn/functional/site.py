@@ -1,0 +1,71 @@
+"""An operator at one size of its input and output: what compiled code has to know of it, worked out once."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from crossbn.functional import native
+from crossbn.functional.geometry import Geometry
+from crossbn.functional.sensitivity import jump_over
+from crossbn.functional.taps import counts_by_dimension, taps_of_all
+
+_TABLE_ENTRIES = 2**20
+
+
+class Site:
+    """Where the outputs `x` of an operator are sampled, and which of its inputs `y` they read.
+
+    The same positions as those of `sample_places`, the same taps as those of `taps_at`.
+
+    Args:
+        geometry: the operator.
+        y: an input.
+        x: the output.
+        positions: to look at in a step.
+    """
+
+    def __init__(self, geometry: Geometry, y: Tensor, x: Tensor, positions: int) -> None:
+        self.shapes = y.shape, x.shape
+        images, channels, *output_sizes = x.shape
+        padding = [1] * (3 - len(output_sizes))
+        self.total = math.prod(output_sizes) * images
+        self.amount = min(positions, self.total)
+        sizes, kernel = [*padding, *y.shape[2:]], [*padding, *geometry.kernel]
+        tables, taps, inside = _tables(geometry, y, x)
+        self._holds = tables, taps, inside  # what the addresses are of
+        self._scratch = y.shape[1] * geometry.taps, (kernel[0] * kernel[1] + 1) * sizes[2]  # in all, and per thread
+        self.structure = native.Site(
+            *(images, channels, math.prod(output_sizes), y.shape[1], (native.NUMBER * 3)(*sizes)),
+            *(geometry.groups, (native.NUMBER * 3)(*kernel)),
+            (native.POINTER * 3)(*(table.data_ptr() for table in tables)),
+            *(self.amount, jump_over(self.total), taps.data_ptr() or None, inside.data_ptr() or None),
+        )
+
+    @staticmethod
+    def has_room(geometry: Geometry, x: Tensor) -> bool:
+        """Tell whether the tables for such an output are of a reasonable size."""
+        return x.shape[2:].numel() * geometry.taps <= _TABLE_ENTRIES
+
+    def step(self, x: Tensor, y: Tensor, mean: Tensor, var: Tensor, number: int) -> native.Step:
+        """Return a step, the `number`-th to be remembered, as `native.remember_samples` takes it."""
+        start = 0 if self.amount == self.total else number * self.amount % self.total
+        patch, rows = self._scratch
+        return native.Step(x, y, mean, var, start, y.new_empty(patch + rows * torch.get_num_threads()))
+
+
+def _tables(geometry: Geometry, y: Tensor, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return how often each tap reads each index of three dimensions, and which inputs each position reads.
+
+    Tables that say nothing are empty: of a pointwise operator, and of which taps count where all do.
+    """
+    nothing = x.new_empty(0)
+    if geometry.reads_each_input_once:
+        if y.shape[2:] != x.shape[2:]:
+            raise ValueError(f"outputs {tuple(x.shape)} are not at the places of the inputs {tuple(y.shape)}")
+        return [nothing] * 3, nothing, nothing
+    sizes, output_sizes = tuple(y.shape[2:]), tuple(x.shape[2:])
+    *rest, last = counts_by_dimension(geometry, sizes, output_sizes, x.shape[0], x.device, x.dtype)
+    taps, inside = taps_of_all.__wrapped__(geometry, sizes, output_sizes, x.device)  # once here, so not kept there
+    tables = [x.new_ones(1, 1)] * (2 - len(rest)) + [*rest, last.mT]
+    return [table.contiguous() for table in tables], taps, inside if geometry.may_read_nothing else nothing

@@ -1,0 +1,207 @@
+"""Compiled code against torch's operators, which do the same without it."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import crossbn
+from crossbn import functional as C
+from crossbn.functional import native
+from crossbn.functional.moments import all_finite
+from crossbn.nn.source import Source
+
+DTYPES = [torch.float32, torch.float64]
+SHAPES = [(3, 5), (2, 3, 7), (2, 4, 5, 6), (1, 2, 3, 4, 5), (4, 40, 33, 33)]  # the last one on several threads
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    tolerance = 1e-5 if got.dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def twice(function: Callable[[], tuple[Tensor, ...]]) -> None:
+    """Run with compiled code and without, and compare."""
+    got = function()
+    with native.switched_off():
+        wanted = function()
+    for one, other in zip(got, wanted, strict=True):
+        close(one, other)
+
+
+def test_it_was_compiled() -> None:
+    """Where the tests run there is a compiler; without one the others would compare torch with itself."""
+    assert native.is_available()
+    with native.switched_off():
+        assert not native.is_available()
+    assert native.is_available()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = 3 * torch.randn(shape, dtype=dtype) + 5
+    twice(lambda: C.batch_moments(x))
+    if shape[1] > 3:
+        twice(lambda: C.batch_moments(x[:, 1:3]))  # images are not next to each other
+
+
+def test_moments_far_from_zero() -> None:
+    x = torch.randn(4, 2, 64, 64, dtype=torch.float64) + 1e4
+    mean, var = C.batch_moments(x.float())
+    torch.testing.assert_close(mean, x.float().double().mean([0, 2, 3]).float(), rtol=1e-7, atol=0)
+    torch.testing.assert_close(var, x.float().double().var([0, 2, 3], correction=0).float(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shared", [True, False])
+def test_backward(shape: tuple[int, ...], dtype: torch.dtype, shared: bool) -> None:
+    torch.manual_seed(0)
+    channels = shape[1]
+    x, output_grad = torch.randn(shape, dtype=dtype) + 1, torch.randn(shape, dtype=dtype)
+    mean, gamma, beta = torch.randn(3, channels, dtype=dtype)
+    var, share = torch.rand(channels, dtype=dtype) + 0.5, torch.rand(1 if shared else channels, dtype=dtype)
+    leaves = [leaf.clone().requires_grad_() for leaf in (x, mean, var, gamma, beta)]
+
+    def gradients() -> tuple[Tensor, ...]:
+        x, mean, var, gamma, beta = leaves
+        y = C.normalize(x, mean, var, share, gamma, beta)
+        return torch.autograd.grad(y, leaves, output_grad)
+
+    twice(gradients)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_all_finite(bad: float) -> None:
+    x = torch.zeros(1000)
+    assert all_finite(x, x) is True
+    x[-1] = bad
+    assert all_finite(torch.zeros(3), x) is False
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("equal", [True, False])
+def test_weight_gradient(groups: int, rows: int, equal: bool) -> None:
+    torch.manual_seed(0)
+    votes = torch.rand(1).expand(2, 1) if equal else torch.rand(2, 4)
+    rest = torch.randn(4, 5) if rows == 1 else None
+    jacobian = C.Jacobian(torch.randn(2, rows, groups, 5), votes, torch.randn(2, rows, 4), rest)
+    a, v, before = torch.randn(4), torch.randn(4), torch.randn(4, 5)
+
+    def added() -> tuple[Tensor, Tensor]:
+        grad = before.clone()
+        jacobian.add_weight_gradient_(grad, a, v)
+        return grad, jacobian.weight_gradient(a, v)
+
+    twice(added)
+    close(*[each - before * (i == 0) for i, each in enumerate(added())])
+
+
+class Dense(nn.Module):
+    """Norms that read several producers, and producers that several norms read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.norm1, self.conv1 = nn.BatchNorm2d(4), nn.Conv2d(4, 6, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(10), nn.Conv2d(10, 80, 3, stride=2, groups=2, bias=False)
+        self.norm3, self.conv3 = nn.BatchNorm2d(80), nn.Conv2d(80, 80, 3, bias=False)
+        self.norm4 = nn.BatchNorm2d(80)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = torch.cat([x, self.conv1(F.relu(self.norm1(x)))], 1)
+        x = self.conv2(F.relu(self.norm2(x)))
+        return F.relu(self.norm4(self.conv3(F.relu(self.norm3(x)))))
+
+
+def train(network: nn.Module, steps: int = 7) -> tuple[Tensor, ...]:
+    """Train in float64; return everything that has come of it."""
+    torch.manual_seed(1)
+    network = copy.deepcopy(network).double()
+    crossbn.convert_(network, window=4)
+    optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
+    scores = []
+    for step in range(steps):
+        images = torch.randn(2 + step % 3, 3, 11 - step % 2, 10, dtype=torch.float64)
+        scores.append(network(images))
+        optimizer.zero_grad()
+        scores[-1].square().mean().backward()
+        optimizer.step()
+    history = [value for _, value in sorted(crossbn.history_state(network).items()) if isinstance(value, Tensor)]
+    return *scores, *network.state_dict().values(), *history
+
+
+def test_a_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    seen: list[str] = []
+    observe = Source._observe_natively
+
+    def watch(source: Source, *args: object) -> object:
+        seen.append(type(source.form).__name__)
+        return observe(source, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Source, "_observe_natively", watch)
+    network = Dense()
+    twice(lambda: train(network))
+    # At six of seven steps each of four producers once, the last one, of a large weight, as samples.
+    assert sorted(seen) == ["Gradients"] * 18 + ["Samples"] * 6
+
+
+def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 4, 1, stride=2, bias=False)
+    network = nn.Sequential(conv, nn.BatchNorm2d(4))
+    crossbn.convert_(network, window=3)
+    images = torch.randn(2, 2, 5, 5)
+    network(images)
+    before = copy.deepcopy(crossbn.history_state(network))
+    bad = images.clone()
+    bad[0, 0, 0, 1] = torch.inf
+    y = network(bad)
+    assert torch.isfinite(y).all()
+    after = crossbn.history_state(network)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    network(images)
+    assert not all(torch.equal(value, after[name]) for name, value in crossbn.history_state(network).items())
+
+
+def test_what_does_not_fit() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    assert native.fit(x, x[:, 1:])
+    unfit = {
+        "half": x.half(),
+        "whole numbers": x.int(),
+        "elsewhere": x.to("meta"),
+        "other layout": x.to(memory_format=torch.channels_last),
+        "repeated": x[:, :1].expand(2, 3, 4, 4),
+        "every second": x[..., ::2],
+    }
+    assert [name for name, tensor in unfit.items() if native.fit(tensor)] == []
+    assert not native.fit(x, x.double())
+    torch.func.vmap(_assert_unfit)(x)
+
+
+def _assert_unfit(x: Tensor) -> Tensor:
+    assert not native.fit(x)
+    return x
+
+
+def test_it_can_be_done_without() -> None:
+    code = "from crossbn.functional import native; print(native.is_available())"
+    environment = {"CROSSBN_NATIVE": "0", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_library_of_another_interface_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native._load()
+    monkeypatch.setattr(native, "_INTERFACE", native._INTERFACE + 1)
+    assert native._load() == {}
