@@ -2,7 +2,7 @@
 
 One multiplication, addition, subtraction, division or root is one FLOP, so a multiply-add is two, as in
 `torch.utils.flop_counter`. Copies, gathers, comparisons, activations and integers are free. Every operator that torch
-executes is counted, as it is executed:
+executes is counted, as it is executed; compiled code, which does the same, stands aside meanwhile:
 
 | operator | FLOPs |
 |---|---|
@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+
+from crossbn.functional import native
 
 _PER_RESULT = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "pow", "square", "sqrt", "rsqrt"), 1),
@@ -97,9 +99,9 @@ def count_step(forward: Callable[[], Tensor]) -> StepFlops:
         >>> count_step(lambda: layer(torch.ones(3, 10)).sum())
         StepFlops(products=Flops(forward=240, backward=240), elementwise=Flops(forward=12, backward=0))
     """
-    with _products() as forward_products, _Elementwise() as forward_rest:
+    with native.switched_off(), _products() as forward_products, _Elementwise() as forward_rest:
         loss = forward()
-    with _products() as backward_products, _Elementwise() as backward_rest:
+    with native.switched_off(), _products() as backward_products, _Elementwise() as backward_rest:
         loss.backward()
     products = Flops(forward_products.get_total_flops(), backward_products.get_total_flops())
     return StepFlops(products, Flops(forward_rest.flops, backward_rest.flops))

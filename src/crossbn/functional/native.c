@@ -148,37 +148,45 @@ void NAME(blend)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var
     }
 }
 
-/* Of one channel: the rows' sum over the batch, added up with the weights of the first two dimensions, then the third. */
+/* Of one channel: the rows' sum over the batch, added up with the weights of the first two dimensions, then the third.
+ * Most rows have the weights of the middle one (all but those at the edge, for stride 1), so only others are looked at
+ * again for each tap. */
 FAST static void NAME(tap_means_of)(IN y, int64_t n, int64_t batch_stride, const int64_t *size, const int64_t *k,
                                     IN often0, IN often1, IN often2_by_tap, OUT scratch, OUT result) {
-    const int64_t width = size[2], outer = k[0] * k[1];
-    OUT row = scratch + outer * width;
-    memset(scratch, 0, (size_t)(outer * width) * sizeof(REAL));
+    const int64_t width = size[2], outer = k[0] * k[1], middle = size[0] / 2 * k[0], centre = size[1] / 2 * k[1];
+    OUT row = scratch + outer * width, total = row + width;
+    memset(scratch, 0, (size_t)((outer + 2) * width) * sizeof(REAL));
     for (int64_t place = 0; place < size[0] * size[1]; place++) {
-        IN values = y + place * width;
+        IN values = y + place * width, first = often0 + place / size[1] * k[0], second = often1 + place % size[1] * k[1];
         for (int64_t p = 0; p < width; p++) row[p] = values[p];
         for (int64_t b = 1; b < n; b++)
             for (int64_t p = 0; p < width; p++) row[p] += values[b * batch_stride + p];
+        for (int64_t p = 0; p < width; p++) total[p] += row[p];
         for (int64_t t = 0; t < outer; t++) {
-            const REAL weight = often0[place / size[1] * k[0] + t / k[1]] * often1[place % size[1] * k[1] + t % k[1]];
+            const REAL usual = often0[middle + t / k[1]] * often1[centre + t % k[1]];
+            const REAL excess = first[t / k[1]] * second[t % k[1]] - usual;
             OUT sum = scratch + t * width;
-            if (weight != 0)
-                for (int64_t p = 0; p < width; p++) sum[p] += weight * row[p];
+            if (excess != 0)
+                for (int64_t p = 0; p < width; p++) sum[p] += excess * row[p];
         }
     }
-    for (int64_t t = 0; t < outer; t++)
+    for (int64_t t = 0; t < outer; t++) {
+        const REAL usual = often0[middle + t / k[1]] * often1[centre + t % k[1]];
+        OUT sum = scratch + t * width;
+        for (int64_t p = 0; p < width; p++) sum[p] += usual * total[p];
         for (int64_t t2 = 0; t2 < k[2]; t2++) {
-            REAL total = 0;
-#pragma omp simd reduction(+ : total)
-            for (int64_t p = 0; p < width; p++) total += scratch[t * width + p] * often2_by_tap[t2 * width + p];
-            result[t * k[2] + t2] = total;
+            REAL mean = 0;
+#pragma omp simd reduction(+ : mean)
+            for (int64_t p = 0; p < width; p++) mean += sum[p] * often2_by_tap[t2 * width + p];
+            result[t * k[2] + t2] = mean;
         }
+    }
 }
 
-/* What each kernel tap reads on average, [channels, k0 k1 k2]. `scratch` has (k0 k1 + 1) rows for each thread. */
+/* What each kernel tap reads on average, [channels, k0 k1 k2]. `scratch` has (k0 k1 + 2) rows for each thread. */
 static void NAME(tap_means)(const struct site *site, IN y, int64_t y_stride, OUT scratch, OUT result, int threads) {
     const int64_t *size = site->size, *k = site->k, channels = site->y_channels;
-    const int64_t taps = k[0] * k[1] * k[2], space = size[0] * size[1] * size[2], own = (k[0] * k[1] + 1) * size[2];
+    const int64_t taps = k[0] * k[1] * k[2], space = size[0] * size[1] * size[2], own = (k[0] * k[1] + 2) * size[2];
     threads = worth(threads, site->n * channels * space);
     if (site->tap == 0) {
         NAME(moments)(y, site->n, channels, space, y_stride, result, 0, threads);

@@ -34,7 +34,7 @@ class Site:
         sizes, kernel = [*padding, *y.shape[2:]], [*padding, *geometry.kernel]
         tables, taps, inside = _tables(geometry, y, x)
         self._holds = tables, taps, inside  # what the addresses are of
-        self._scratch = y.shape[1] * geometry.taps, (kernel[0] * kernel[1] + 1) * sizes[2]  # in all, and per thread
+        self._scratch = y.shape[1] * geometry.taps, (kernel[0] * kernel[1] + 2) * sizes[2]  # in all, and per thread
         self.structure = native.Site(
             *(images, channels, math.prod(output_sizes), y.shape[1], (native.NUMBER * 3)(*sizes)),
             *(geometry.groups, (native.NUMBER * 3)(*kernel)),

@@ -166,14 +166,14 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` [N, C, ...]."""
-        self._check_input_dim(x)
         try:
-            return self._train_forward(x) if self.training else super().forward(x)
+            return self._train_forward(x) if self.training else super().forward(x)  # which checks as well
         finally:
-            for source in self.sources:
-                source.finish_step()
+            for segment in self._segments:
+                segment.source.finish_step()
 
     def _train_forward(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
         if x.numel() == 0:
             return self._batch_norm(x, update=False)
         run = current_pass()

@@ -17,12 +17,12 @@ class GuardedBatchNorm(_BatchNorm):
     label: str
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
-        ranks, shape = self.rank, tuple(input.shape)
+        ranks = self.rank
         if input.ndim < 2 if ranks is None else input.ndim not in ranks:
             expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
-            raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {shape}")
-        if shape[1] != self.num_features:
-            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {shape}")
+            raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {tuple(input.shape)}")
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(input.shape)}")
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""

@@ -243,7 +243,7 @@ class Source:
         assert self.form is not None
         today, positions = seen.today, seen.today.positions
         mean, var, jacobian = self.form.pool(rings, seen.weights[0], today)
-        counted = float(rings["count"].sum()) + positions
+        counted = sum(rings["count"].tolist()) + positions
         _, share = C.equal_votes(rings["count"].shape[0], mean.dtype, mean.device)
         if remember:
             self._write(seen)
@@ -335,6 +335,5 @@ class Source:
 
 
 def _full_precision(device_type: str) -> AbstractContextManager[object]:
-    available = torch.amp.is_autocast_available(device_type)
-    needed = available and torch.is_autocast_enabled(device_type)
+    needed = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if needed else nullcontext()
