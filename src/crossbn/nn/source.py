@@ -204,7 +204,7 @@ class Source:
         biases = [producer.bias.to(mean.dtype) for producer in used if producer.bias is not None]
         bias = total(biases) if biases else None
         rings, present = history.recall()
-        if finite is True and active is True and self._is_usual(x, weights, bias, settings):
+        if finite is True and active is True and present is None and self._is_usual(x, weights, bias, settings):
             today = Today(mean, var, x.numel() // x.shape[1], finite, None, None)
             seen = Observation(x, today, None, weights, norm.label)
             return self._observe_natively(seen, rings, remember)
@@ -216,7 +216,7 @@ class Source:
         accept = today.finite if active is True else today.finite & active
         if history.is_readable:
             accept, today = bool(accept), today._replace(finite=bool(today.finite))
-            present = None if accept else mean.new_zeros(len(rings["mean"]))
+            present = present if accept else mean.new_zeros(len(rings["mean"]))
         elif present is not None:
             present = present * accept
         statistics = self._pool(today, bias, rings, past, present, settings)
