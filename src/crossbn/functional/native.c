@@ -1,9 +1,9 @@
 /* The small work of a training step, one call for each of its parts, on the CPU.
  *
  * Every function has a twin written with torch's operators; `native.py` says which and calls it instead where this file
- * was not compiled. Arrays are dense, in C order, but for the batch stride of x and y. n images, c channels, s positions
- * of an image, r remembered steps, i numbers of a patch. Loops over channels run on `threads` threads; each channel is
- * one thread's, so results do not depend on their number.
+ * was not compiled. Arrays are dense, in C order, but for the batch stride of x and y. n images, c channels, s
+ * positions of an image, r remembered steps, i numbers of a patch. Loops over channels run on `threads` threads; each
+ * channel is one thread's, so results do not depend on their number.
  *
  * The file includes itself, once for each type of numbers.
  */
@@ -23,7 +23,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #include <string.h>
 
 /* Raised whenever an argument changes: a library compiled from an older file is not used. */
-int crossbn_interface(void) { return 1; }
+int crossbn_interface(void) { return 2; }
 
 /* Two versions of the loops, chosen when the library is loaded: for processors with AVX2, and for all. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -37,7 +37,7 @@ struct site {
     int64_t n, c, s;              /* of the output */
     int64_t y_channels, size[3];  /* of the input */
     int64_t groups, k[3];         /* of the operator: taps along each dimension */
-    const void *often[3];         /* how often each tap reads each index, [size, k], over the positions; last, [k, size] */
+    const void *often[3];         /* how often each tap reads each index, per position: [size, k], the last [k, size] */
     int64_t amount, jump;         /* positions to look at, m, and how far apart they are (see sensitivity.py) */
     const int64_t *tap;           /* the inputs that each position reads; null: the one at its own place */
     const uint8_t *inside;        /* which of them count; null: all */
@@ -63,6 +63,7 @@ typedef REAL *restrict NAME(out);
 #define OUT NAME(out)
 #define BLOCK 1024 /* numbers added in their own type before the sum goes on in double */
 #define MOST_STEPS 64
+#define WIDE 16 /* channels whose samples are looked at together */
 
 FAST static double NAME(sum)(IN x, int64_t s) {
     double total = 0;
@@ -107,22 +108,58 @@ FAST static void NAME(combine)(IN grad, IN x, REAL scale, REAL slope, REAL mean,
     for (int64_t p = 0; p < s; p++) dx[p] = scale * grad[p] - slope * (x[p] - mean) - level;
 }
 
+FAST static void NAME(scale)(IN x, REAL factor, REAL offset, int64_t s, OUT y) {
+    for (int64_t p = 0; p < s; p++) y[p] = factor * x[p] + offset;
+}
+
 FAST static void NAME(add_multiple)(IN x, REAL factor, int64_t size, OUT result) {
     for (int64_t p = 0; p < size; p++) result[p] += factor * x[p];
 }
 
-/* Mean and, unless null, biased variance of each channel. */
+/* Mean and, unless null, biased variance of a channel. */
+static void NAME(moments_of)(IN x, int64_t n, int64_t s, int64_t batch_stride, OUT mean, OUT var) {
+    double total = 0, squares = 0;
+    for (int64_t b = 0; b < n; b++) total += NAME(sum)(x + b * batch_stride, s);
+    *mean = (REAL)(total / (double)(n * s));
+    if (var == 0) return;
+    for (int64_t b = 0; b < n; b++) squares += NAME(sum_of_squares)(x + b * batch_stride, *mean, s);
+    *var = (REAL)(squares / (double)(n * s));
+}
+
+/* The same of each channel. */
 void NAME(moments)(IN x, int64_t n, int64_t c, int64_t s, int64_t batch_stride, OUT mean, OUT var, int threads) {
     threads = worth(threads, n * c * s);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t j = 0; j < c; j++) {
-        double total = 0, squares = 0;
-        for (int64_t b = 0; b < n; b++) total += NAME(sum)(x + b * batch_stride + j * s, s);
-        mean[j] = (REAL)(total / (double)(n * s));
-        if (var == 0) continue;
-        for (int64_t b = 0; b < n; b++) squares += NAME(sum_of_squares)(x + b * batch_stride + j * s, mean[j], s);
-        var[j] = (REAL)(squares / (double)(n * s));
-    }
+    for (int64_t j = 0; j < c; j++)
+        NAME(moments_of)(x + j * s, n, s, batch_stride, mean + j, var == 0 ? 0 : var + j);
+}
+
+/* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the input the moments
+ * are known, without the output nothing is normalized; without gamma and beta they are 1 and 0. */
+struct NAME(batch) {
+    const REAL *x;
+    int64_t n, c, s, x_stride;
+    REAL *today_mean, *today_var, *mean, *var;
+    const REAL *gamma, *beta;
+    double eps;
+    REAL *y;
+};
+
+static void NAME(find_moments)(const struct NAME(batch) *batch, int64_t j) {
+    if (batch->x != 0)
+        NAME(moments_of)(batch->x + j * batch->s, batch->n, batch->s, batch->x_stride, batch->today_mean + j,
+                         batch->today_var + j);
+}
+
+/* Normalize a channel, which its moments have just brought near. */
+static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
+    if (batch->y == 0) return;
+    const double gamma = batch->gamma == 0 ? 1 : batch->gamma[j], beta = batch->beta == 0 ? 0 : batch->beta[j];
+    const REAL factor = (REAL)(gamma / sqrt((double)batch->var[j] + batch->eps));
+    const REAL offset = (REAL)(beta - (double)batch->mean[j] * factor);
+    for (int64_t b = 0; b < batch->n; b++)
+        NAME(scale)(batch->x + b * batch->x_stride + j * batch->s, factor, offset, batch->s,
+                    batch->y + (b * batch->c + j) * batch->s);
 }
 
 /* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel):
@@ -148,16 +185,17 @@ void NAME(blend)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var
     }
 }
 
-/* Of one channel: the rows' sum over the batch, added up with the weights of the first two dimensions, then the third.
- * Most rows have the weights of the middle one (all but those at the edge, for stride 1), so only others are looked at
- * again for each tap. */
+/* Of one channel: rows are summed over the batch, then added up with the weights of the first two dimensions, then of
+ * the third. Most rows have the weights of the middle one, with stride 1 all but those at the edge: only the others are
+ * looked at again for each tap. */
 FAST static void NAME(tap_means_of)(IN y, int64_t n, int64_t batch_stride, const int64_t *size, const int64_t *k,
                                     IN often0, IN often1, IN often2_by_tap, OUT scratch, OUT result) {
     const int64_t width = size[2], outer = k[0] * k[1], middle = size[0] / 2 * k[0], centre = size[1] / 2 * k[1];
     OUT row = scratch + outer * width, total = row + width;
     memset(scratch, 0, (size_t)((outer + 2) * width) * sizeof(REAL));
     for (int64_t place = 0; place < size[0] * size[1]; place++) {
-        IN values = y + place * width, first = often0 + place / size[1] * k[0], second = often1 + place % size[1] * k[1];
+        IN values = y + place * width;
+        IN first = often0 + place / size[1] * k[0], second = often1 + place % size[1] * k[1];
         for (int64_t p = 0; p < width; p++) row[p] = values[p];
         for (int64_t b = 1; b < n; b++)
             for (int64_t p = 0; p < width; p++) row[p] += values[b * batch_stride + p];
@@ -199,10 +237,10 @@ static void NAME(tap_means)(const struct site *site, IN y, int64_t y_stride, OUT
                                site->often[2], scratch + part * own, result + j * taps);
 }
 
-/* Look at the next m positions from the one numbered `start`: write the outputs less their mean and the same times 2 / m, both
- * [m, c], and the patches less the mean patch, [m, channels of y * taps]. */
-static void NAME(gather)(const struct site *site, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride, IN mean,
-                  IN mean_patch, OUT centred, OUT scaled, OUT patches, int threads) {
+/* Look at the next m positions from the one numbered `start`: write the outputs less their mean and the same times
+ * 2 / m, both [m, c], and the patches less the mean patch, [m, channels of y * taps]. */
+static void NAME(gather)(const struct site *site, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride,
+                         IN mean, IN mean_patch, OUT centred, OUT scaled, OUT patches, int threads) {
     const int64_t m = site->amount, c = site->c;
     const int64_t taps = site->k[0] * site->k[1] * site->k[2], y_space = site->size[0] * site->size[1] * site->size[2];
     const REAL factor = (REAL)(2.0 / (double)m);
@@ -228,16 +266,17 @@ static void NAME(gather)(const struct site *site, int64_t start, IN x, int64_t x
 
 /* Pool a channel's moments with the remembered ones at today's weights, each step with one vote (see pooling.py).
  * `own` becomes d var / d past var, `towards` the coefficient of the mean patches in d var / dW. */
-static void NAME(pool)(int64_t r, int64_t c, int64_t j, IN today_mean, IN today_var, IN past_mean, IN past_var,
-                       const REAL *shift, const REAL *slope, REAL *own, REAL *towards, OUT mean, OUT var) {
-    const REAL share = (REAL)(1.0 / (double)(1 + r));
-    REAL moved[MOST_STEPS], centre = today_mean[j];
+static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN past_mean, IN past_var,
+                       const REAL *shift, const REAL *slope, REAL *own, REAL *towards) {
+    const int64_t c = batch->c;
+    const REAL share = (REAL)(1.0 / (double)(1 + r)), today = batch->today_mean[j];
+    REAL moved[MOST_STEPS], centre = today;
     for (int64_t t = 0; t < r; t++) {
         moved[t] = past_mean[t * c + j] + shift[t];
         centre += moved[t];
     }
     centre *= share;
-    REAL total = today_var[j] + (today_mean[j] - centre) * (today_mean[j] - centre);
+    REAL total = batch->today_var[j] + (today - centre) * (today - centre);
     for (int64_t t = 0; t < r; t++) {
         const REAL deviation = moved[t] - centre;
         const REAL past = past_var[t * c + j] + slope[t] - shift[t] * shift[t];
@@ -245,52 +284,69 @@ static void NAME(pool)(int64_t r, int64_t c, int64_t j, IN today_mean, IN today_
         total += (past >= 0 ? past : 0) + deviation * deviation;
         towards[t] = 2 * share * deviation - 2 * own[t] * shift[t];
     }
-    mean[j] = centre;
-    var[j] = total * share;
+    batch->mean[j] = centre;
+    batch->var[j] = total * share;
 }
 
-/* Pooled statistics from samples: `product` [r, m, c] is <row, W> at today's weights, `at` what it was; the first row
- * of a step is the mean patch. It is overwritten with the coefficients of the rows in d var / dW. */
-FAST void NAME(pool_samples)(int64_t r, int64_t m, int64_t c, IN today_mean, IN today_var, IN past_mean, IN past_var,
-                        OUT product, IN at, IN centred, OUT mean, OUT var) {
-    for (int64_t start = 0; start < c; start += 16) {
-        const int64_t width = start + 16 < c ? 16 : c - start;
-        REAL slopes[16][MOST_STEPS];
-        for (int64_t t = 0; t < r; t++) {
-            REAL slope[16] = {0};
-            for (int64_t q = 1; q < m; q++) {
-                const int64_t place = (t * m + q) * c + start;
-                for (int64_t j = 0; j < width; j++)
-                    slope[j] += centred[place + j] * (product[place + j] - at[place + j]);
-            }
-            for (int64_t j = 0; j < width; j++) slopes[j][t] = slope[j];
+static int NAME(is_finite)(IN x, int64_t size) {
+    for (int64_t p = 0; p < size; p++)
+        if (!isfinite(x[p])) return 0;
+    return 1;
+}
+
+/* The channels from `start` on, `width` of them, of `pool_samples`. */
+FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, int64_t start, int64_t width, int64_t r,
+                                       int64_t m, IN past_mean, IN past_var, OUT product, IN at, IN centred) {
+    const int64_t c = batch->c;
+    REAL slopes[WIDE][MOST_STEPS], owns[MOST_STEPS][WIDE];
+    for (int64_t t = 0; t < r; t++) {
+        REAL slope[WIDE] = {0};
+        for (int64_t q = 1; q < m; q++) {
+            const int64_t place = (t * m + q) * c + start;
+            for (int64_t j = 0; j < width; j++) slope[j] += centred[place + j] * (product[place + j] - at[place + j]);
         }
-        REAL owns[MOST_STEPS][16];
-        for (int64_t j = 0; j < width; j++) {
-            REAL shift[MOST_STEPS], own[MOST_STEPS], towards[MOST_STEPS];
-            for (int64_t t = 0; t < r; t++) {
-                const int64_t place = t * m * c + start + j;
-                shift[t] = product[place] - at[place];
-            }
-            NAME(pool)(r, c, start + j, today_mean, today_var, past_mean, past_var, shift, slopes[j], own, towards,
-                       mean, var);
-            for (int64_t t = 0; t < r; t++) {
-                owns[t][j] = own[t];
-                product[t * m * c + start + j] = towards[t];
-            }
-        }
-        for (int64_t t = 0; t < r; t++)
-            for (int64_t q = 1; q < m; q++) {
-                const int64_t place = (t * m + q) * c + start;
-                for (int64_t j = 0; j < width; j++) product[place + j] = owns[t][j] * centred[place + j];
-            }
+        for (int64_t j = 0; j < width; j++) slopes[j][t] = slope[j];
     }
+    for (int64_t j = 0; j < width; j++) {
+        REAL shift[MOST_STEPS], own[MOST_STEPS], towards[MOST_STEPS];
+        for (int64_t t = 0; t < r; t++) {
+            const int64_t place = t * m * c + start + j;
+            shift[t] = product[place] - at[place];
+        }
+        NAME(pool)(batch, start + j, r, past_mean, past_var, shift, slopes[j], own, towards);
+        for (int64_t t = 0; t < r; t++) {
+            owns[t][j] = own[t];
+            product[t * m * c + start + j] = towards[t];
+        }
+    }
+    for (int64_t t = 0; t < r; t++)
+        for (int64_t q = 1; q < m; q++) {
+            const int64_t place = (t * m + q) * c + start;
+            for (int64_t j = 0; j < width; j++) product[place + j] = owns[t][j] * centred[place + j];
+        }
 }
 
-FAST static void NAME(pool_gradients_of)(int64_t j, int64_t r, int64_t c, int64_t groups, int64_t i, IN weight,
-                                         IN today_mean, IN today_var, IN past_mean, IN past_var, IN mean_grad,
-                                         IN var_grad, IN mean_at, IN var_at, OUT mean, OUT var, OUT towards,
-                                         OUT jacobian) {
+/* Pool and normalize, from samples: `product` [r, m, c] is <row, W> at today's weights, `at` what it was; the first row
+ * of a step is the mean patch. It is overwritten with the coefficients of the rows in d var / dW. Returns whether
+ * today's moments are finite; if not, nothing that was written counts. */
+int NAME(pool_samples)(const struct NAME(batch) *batch, int64_t r, int64_t m, IN past_mean, IN past_var, OUT product,
+                       IN at, IN centred, int threads) {
+    const int64_t c = batch->c;
+    threads = worth(threads, (batch->x == 0 ? r * m : batch->n * batch->s) * c);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t start = 0; start < c; start += WIDE) {
+        const int64_t width = start + WIDE < c ? WIDE : c - start;
+        for (int64_t j = start; j < start + width; j++) NAME(find_moments)(batch, j);
+        NAME(pool_samples_of)(batch, start, width, r, m, past_mean, past_var, product, at, centred);
+        for (int64_t j = start; j < start + width; j++) NAME(normalize)(batch, j);
+    }
+    return NAME(is_finite)(batch->today_var, c);
+}
+
+FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, int64_t j, int64_t r, int64_t groups,
+                                         int64_t i, IN weight, IN past_mean, IN past_var, IN mean_grad, IN var_grad,
+                                         IN mean_at, IN var_at, OUT towards, OUT jacobian) {
+    const int64_t c = batch->c;
     REAL shift[MOST_STEPS], slope[MOST_STEPS], own[MOST_STEPS], toward[MOST_STEPS];
     for (int64_t t = 0; t < r; t++) {
         IN patch = mean_grad + (t * groups + j / (c / groups)) * i, grad = var_grad + (t * c + j) * i;
@@ -303,7 +359,7 @@ FAST static void NAME(pool_gradients_of)(int64_t j, int64_t r, int64_t c, int64_
         shift[t] = moved - mean_at[t * c + j];
         slope[t] = sloped - var_at[t * c + j];
     }
-    NAME(pool)(r, c, j, today_mean, today_var, past_mean, past_var, shift, slope, own, toward, mean, var);
+    NAME(pool)(batch, j, r, past_mean, past_var, shift, slope, own, toward);
     for (int64_t p = 0; p < i; p++) jacobian[j * i + p] = own[0] * var_grad[j * i + p];
     for (int64_t t = 1; t < r; t++)
         for (int64_t p = 0; p < i; p++) jacobian[j * i + p] += own[t] * var_grad[(t * c + j) * i + p];
@@ -312,23 +368,26 @@ FAST static void NAME(pool_gradients_of)(int64_t j, int64_t r, int64_t c, int64_
 
 /* The same from gradients: of the mean [r, groups, i] and of the variance [r, c, i]. `towards` [r, c] are the
  * coefficients of the mean patches in d var / dW, `jacobian` [c, i] is the rest of it. */
-void NAME(pool_gradients)(int64_t r, int64_t c, int64_t groups, int64_t i, IN weight, IN today_mean, IN today_var,
-                          IN past_mean, IN past_var, IN mean_grad, IN var_grad, IN mean_at, IN var_at, OUT mean,
-                          OUT var, OUT towards, OUT jacobian, int threads) {
-    threads = worth(threads, r * c * i);
+int NAME(pool_gradients)(const struct NAME(batch) *batch, int64_t r, int64_t groups, int64_t i, IN weight,
+                         IN past_mean, IN past_var, IN mean_grad, IN var_grad, IN mean_at, IN var_at, OUT towards,
+                         OUT jacobian, int threads) {
+    const int64_t c = batch->c;
+    threads = worth(threads, (batch->x == 0 ? r * i : batch->n * batch->s) * c);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t j = 0; j < c; j++)
-        NAME(pool_gradients_of)(j, r, c, groups, i, weight, today_mean, today_var, past_mean, past_var, mean_grad,
-                                var_grad, mean_at, var_at, mean, var, towards, jacobian);
+    for (int64_t j = 0; j < c; j++) {
+        NAME(find_moments)(batch, j);
+        NAME(pool_gradients_of)(batch, j, r, groups, i, weight, past_mean, past_var, mean_grad, var_grad, mean_at,
+                                var_at, towards, jacobian);
+        NAME(normalize)(batch, j);
+    }
+    return NAME(is_finite)(batch->today_var, c);
 }
 
 /* The mean patch, written to `scratch`, behind it as much room as it takes; 0 if it is not finite. */
 static int NAME(find_mean_patch)(const struct site *site, IN y, int64_t y_stride, OUT scratch, int threads) {
     const int64_t size = site->y_channels * site->k[0] * site->k[1] * site->k[2];
     NAME(tap_means)(site, y, y_stride, scratch + size, scratch, threads);
-    for (int64_t p = 0; p < size; p++)
-        if (!isfinite(scratch[p])) return 0;
-    return 1;
+    return NAME(is_finite)(scratch, size);
 }
 
 /* Remember a step as samples: the mean patch and m others in `rows` [1 + room, ...], what the weights made of them in
@@ -390,13 +449,9 @@ FAST void NAME(move_running)(int64_t c, IN mean, IN var, double bessel, double m
     }
 }
 
-int NAME(all_finite)(IN x, int64_t size) {
-    for (int64_t p = 0; p < size; p++)
-        if (!isfinite(x[p])) return 0;
-    return 1;
-}
+int NAME(all_finite)(IN x, int64_t size) { return NAME(is_finite)(x, size); }
 
-/* Coefficients of the rows in dL/dW, [r, m, c], from those in d var / dW and, of each step's first row, in d mean / dW. */
+/* Coefficients of the rows in dL/dW, [r, m, c], from those in d var / dW and, of a step's first row, in d mean / dW. */
 FAST void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, IN of_mean, int64_t step_stride,
                              int64_t channel_stride, IN grad_mean, IN grad_var, OUT result) {
     for (int64_t row = 0; row < r * m; row++)
@@ -423,4 +478,5 @@ void NAME(add_gradient)(int64_t r, int64_t c, int64_t groups, int64_t i, IN rows
 #undef OUT
 #undef BLOCK
 #undef MOST_STEPS
+#undef WIDE
 #endif

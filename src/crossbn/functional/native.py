@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-_INTERFACE = 1
+_INTERFACE = 2
 MOST_STEPS = 63
 """Remembered steps that can be pooled."""
 
@@ -36,8 +36,8 @@ _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r fo
     "blend": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
     "remember_samples": "pn" + "pnpn" + "ppp" + "n" + "p" * 6 + "t",
     "remember_gradients": "pn" + "pnpn" + "ppp" + "p" * 10 + "t",
-    "pool_samples": "nnn" + "p" * 9,
-    "pool_gradients": "nnnn" + "p" * 13 + "t",
+    "pool_samples": "pnn" + "p" * 5 + "t",
+    "pool_gradients": "pnnn" + "p" * 9 + "t",
     "move_running": "nppr" + "rpp",
     "all_finite": "pn",
     "coefficients": "nnn" + "ppnn" + "ppp",
@@ -48,11 +48,14 @@ _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def _load() -> dict[torch.dtype, dict[str, Any]]:
-    """Return the functions of the library by type and name; nothing if there is no library, or one of another day."""
+    """Return the functions by type and name; nothing if there is no library, or one of another machine or version."""
     found = importlib.util.find_spec("crossbn.functional._native")
     if os.environ.get("CROSSBN_NATIVE") == "0" or found is None or found.origin is None:
         return {}
-    library = ctypes.CDLL(found.origin)
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError:
+        return {}
     if library.crossbn_interface() != _INTERFACE:
         return {}
     functions: dict[torch.dtype, dict[str, Any]] = {}
@@ -223,28 +226,62 @@ def _kept(slot: Mapping[str, Tensor]) -> tuple[int, ...]:
     return slot["mean"].data_ptr(), slot["var"].data_ptr(), slot["count"].data_ptr()
 
 
-def pool_samples(
-    mean: Tensor, var: Tensor, past_mean: Tensor, past_var: Tensor, product: Tensor, at: Tensor, centred: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return pooled mean and variance [C]; turn `product` into the coefficients of the rows in d var / dW.
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("x", POINTER),
+        *((name, NUMBER) for name in ("images", "channels", "space", "x_stride")),
+        *((name, POINTER) for name in ("today_mean", "today_var", "mean", "var", "gamma", "beta")),
+        ("eps", _REAL),
+        ("y", POINTER),
+    )
+
+
+class Batch:
+    """A batch to be pooled with remembered steps and, if `normalize` is asked for, normalized with the result.
 
     Args:
-        mean: today's.
-        var: today's, biased.
+        x: input [N, C, ...].
+        moments: its mean and biased variance, if they are known already.
+        normalize: gamma, beta and eps; None if that is done elsewhere. Moments must not be known then.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        moments: tuple[Tensor, Tensor] | None,
+        normalize: tuple[Tensor | None, Tensor | None, float] | None = None,
+    ) -> None:
+        known = moments is not None
+        self.today_mean, self.today_var = moments or (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
+        self.mean, self.var = torch.empty_like(self.today_mean), torch.empty_like(self.today_mean)
+        self.y = None if normalize is None else torch.empty(x.shape, dtype=x.dtype)
+        gamma, beta, eps = normalize or (None, None, 0.0)
+        self.structure = _Batch(
+            *(None if known else x.data_ptr(), *_extent(x)),
+            *(self.today_mean.data_ptr(), self.today_var.data_ptr(), self.mean.data_ptr(), self.var.data_ptr()),
+            *(None if each is None else each.data_ptr() for each in (gamma, beta)),
+            *(eps, None if self.y is None else self.y.data_ptr()),
+        )
+
+
+def pool_samples(
+    batch: Batch, past_mean: Tensor, past_var: Tensor, product: Tensor, at: Tensor, centred: Tensor
+) -> bool:
+    """Pool, and turn `product` into the coefficients of the rows in d var / dW; return whether the batch is finite.
+
+    Args:
+        batch: today's.
         past_mean: as they were, [R, C].
         past_var: as they were, [R, C].
         product: <row, W> at today's weights, [R, M, C]; the first row of a step is the mean patch.
         at: the same as it was.
         centred: 2 (x - mean) / P at the rows' positions.
     """
-    pooled = torch.empty_like(mean), torch.empty_like(mean)
-    _functions[mean.dtype]["pool_samples"](
-        *at.shape,
-        *(mean.data_ptr(), var.data_ptr(), past_mean.data_ptr(), past_var.data_ptr()),
-        *(product.data_ptr(), at.data_ptr(), centred.data_ptr()),
-        *(pooled[0].data_ptr(), pooled[1].data_ptr()),
+    finite = _functions[at.dtype]["pool_samples"](
+        *(ctypes.byref(batch.structure), *at.shape[:2], past_mean.data_ptr(), past_var.data_ptr()),
+        *(product.data_ptr(), at.data_ptr(), centred.data_ptr(), torch.get_num_threads()),
     )
-    return pooled
+    return bool(finite)
 
 
 class Gradients(NamedTuple):
@@ -259,19 +296,24 @@ class Gradients(NamedTuple):
 
 
 def pool_gradients(
-    mean: Tensor, var: Tensor, past_mean: Tensor, past_var: Tensor, weight: Tensor, gradients: Gradients
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return pooled mean and variance [C], and of d var / dW the mean patches' coefficients [R, C] and the rest."""
-    result = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(past_mean), torch.empty_like(weight)
-    steps, groups, size = gradients.mean_grad.shape
-    _functions[mean.dtype]["pool_gradients"](
-        *(steps, mean.shape[0], groups, size, weight.data_ptr()),
-        *(mean.data_ptr(), var.data_ptr(), past_mean.data_ptr(), past_var.data_ptr()),
-        *(each.data_ptr() for each in gradients),
-        *(each.data_ptr() for each in result),
-        torch.get_num_threads(),
+    batch: Batch, past_mean: Tensor, past_var: Tensor, weight: Tensor, gradients: Gradients
+) -> tuple[bool, Tensor, Tensor]:
+    """Pool; return whether the batch is finite, and of d var / dW the mean patches' coefficients [R, C], and the rest.
+
+    Args:
+        batch: today's.
+        past_mean: as they were, [R, C].
+        past_var: as they were, [R, C].
+        weight: today's, [C, I].
+        gradients: the remembered ones.
+    """
+    towards, rest = torch.empty_like(past_mean), torch.empty_like(weight)
+    finite = _functions[weight.dtype]["pool_gradients"](
+        *(ctypes.byref(batch.structure), *gradients.mean_grad.shape, weight.data_ptr()),
+        *(past_mean.data_ptr(), past_var.data_ptr(), *(each.data_ptr() for each in gradients)),
+        *(towards.data_ptr(), rest.data_ptr(), torch.get_num_threads()),
     )
-    return result
+    return bool(finite), towards, rest
 
 
 def coefficients(of_mean: Tensor, of_var: Tensor, grad_mean: Tensor, grad_var: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ def normalize(
     group: dist.ProcessGroup | None = None,
     count: int | Tensor | None = None,
     followed: Followed | None = None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """Normalize `x` [N, C, ...] with pooled statistics of which its own batch has the weight `share`.
 
@@ -108,13 +109,16 @@ def normalize(
         group: processes whose batches form today's batch together; None for this one alone.
         count: their positions together; with `group` only.
         followed: a weight that mean and variance follow; the same as calling `follow_weight` before, and quicker.
+        output: the result, where it is known already and lacks a graph only.
     """
     # native kernels mix a low-precision input with float32 parameters and statistics, but not those two.
     weight = torch.ones_like(mean) if weight is None else _as_type(weight, mean.dtype)
     bias = None if bias is None else _as_type(bias, mean.dtype)
     counted = None if group is None else torch.as_tensor(count, device=x.device)
     following = (None,) * 7 if followed is None else (followed[0], followed[3], followed[1], *followed.jacobian)
-    y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, counted, *following)
+    # In a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
+    ready = None if output is None else (output,)
+    y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, counted, ready, *following)
     return y
 
 
@@ -135,6 +139,7 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         group: dist.ProcessGroup | None,
         count: Tensor | None,
+        ready: tuple[Tensor] | None,
         _: Tensor | None,
         deliver: Callable[[Jacobian, Tensor, Tensor], None] | None,
         geometry: Geometry | None,
@@ -142,6 +147,8 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, share, weight, count, *jacobian)
         ctx.eps, ctx.group, ctx.geometry, ctx.deliver = eps, group, geometry, deliver
+        if ready is not None:
+            return ready[0]
         if x.numel() == x.shape[1]:
             # A lone position may be its own mean and its variance 0: centred first, it comes out as beta exactly.
             x, mean = (x - channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
@@ -155,12 +162,12 @@ class _Normalize(torch.autograd.Function):
         grad_followed = None
         if ctx.deliver is not None:
             ctx.deliver(Jacobian(*jacobian), grads.mean, grads.var)
-        elif ctx.needs_input_grad[9]:
+        elif ctx.needs_input_grad[10]:
             flat = Jacobian(*jacobian).weight_gradient(grads.mean, grads.var)
             grad_followed = unflatten_weight(flat, ctx.geometry)
         grad_beta = grads.beta if ctx.needs_input_grad[5] else None
         dx, grad_gamma, _, grad_mean, grad_var = grads
-        return dx, grad_mean, grad_var, None, grad_gamma, grad_beta, None, None, None, grad_followed, *[None] * 6
+        return dx, grad_mean, grad_var, None, grad_gamma, grad_beta, *[None] * 4, grad_followed, *[None] * 6
 
 
 def _gradients(

@@ -189,8 +189,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if alone and self.settings.active_group is None:
             y = self._batch_norm(x, update=True)
         else:
-            statistics = self._statistics(x, remember=run is Pass.TRAIN, pooling=not alone)
-            y = self._normalize(x, statistics)
+            statistics, output = self._statistics(x, remember=run is Pass.TRAIN, pooling=not alone)
+            y = self._normalize(x, statistics, output)
             with torch.no_grad():
                 self._update_running(statistics)
         if alone and run is Pass.TRAIN:
@@ -206,14 +206,17 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         burn_in = self.settings.burn_in
         return burn_in > 0 and not torch.compiler.is_compiling() and int(self.burnt) < burn_in
 
-    def _statistics(self, whole: Tensor, remember: bool, pooling: bool) -> list[Statistics]:
+    def _statistics(self, whole: Tensor, remember: bool, pooling: bool) -> tuple[list[Statistics], Tensor | None]:
+        """Return what the sources say at this step and, where it came along, the output."""
         x = whole.detach()
         active: bool | Tensor = pooling
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
+        alone, first, output = len(self._segments) == 1, self._segments[0].source, None
+        if alone and active is True and first.current is None:
+            output = first.observe_quickly(x, None, remember, self, (self.weight, self.bias, self.eps))
         # Where another norm has asked at this step, the moments are known and the input is not looked at.
-        alone = len(self._segments) == 1
         fresh = []
         for source, a, b in self._segments:
             if source.current is None:
@@ -223,9 +226,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         for source, part, moments in fresh:
             seen = part if source.deeper is None else whole  # which it feeds alone
             source.observe(seen, moments, finite, active, remember, self)
-        return [source.current for source in self.sources if source.current is not None]
+        return [source.current for source in self.sources if source.current is not None], output
 
-    def _normalize(self, x: Tensor, statistics: list[Statistics]) -> Tensor:
+    def _normalize(self, x: Tensor, statistics: list[Statistics], output: Tensor | None = None) -> Tensor:
         pairs, followed = [(each.mean, each.var) for each in statistics], None
         if x.requires_grad:  # else what made it is frozen, today's weights included
             followed = self.sources[0].sole_followed(statistics[0]) if len(statistics) == 1 else None
@@ -236,7 +239,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         mean, var = (_joined(column) for column in zip(*pairs, strict=True))
         share = _joined([each.share for each in statistics], statistics)
         group, count = self.settings.active_group, statistics[0].positions
-        return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, count, followed)
+        return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, count, followed, output)
 
     def _update_running(self, statistics: list[Statistics]) -> None:
         if len(statistics) == 1 and statistics[0].finite is True and statistics[0].several is True:

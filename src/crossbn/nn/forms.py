@@ -86,8 +86,11 @@ class Form(ABC):
         """Return what is to be kept of today."""
 
     @abstractmethod
-    def pool(self, rings: Rings, weight: Tensor, today: Today) -> tuple[Tensor, Tensor, C.Jacobian]:
-        """Return pooled mean, variance and how they follow the weight, in compiled code (see `Source`)."""
+    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
+        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight.
+
+        None if the batch is not finite.
+        """
 
     @abstractmethod
     def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
@@ -148,14 +151,13 @@ class Gradients(Form):
             for i, rows in enumerate(recollection.rows)
         )
 
-    def pool(self, rings: Rings, weight: Tensor, today: Today) -> tuple[Tensor, Tensor, C.Jacobian]:
-        """Return pooled mean, variance and how they follow the weight, in compiled code."""
+    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
+        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight."""
         past = C.native.Gradients(rings["0.mean_grad"], rings["0.var_grad"], rings["mean_at"], rings["var_at"])
-        mean, var, towards, rest = C.native.pool_gradients(
-            today.mean, today.var, rings["mean"], rings["var"], weight, past
-        )
-        votes, _ = C.equal_votes(towards.shape[0], mean.dtype, mean.device)
-        return mean, var, C.Jacobian(past.mean_grad.unsqueeze(1).clone(), votes, towards.unsqueeze(1), rest)
+        finite, towards, rest = C.native.pool_gradients(batch, rings["mean"], rings["var"], weight, past)
+        votes, _ = C.equal_votes(towards.shape[0], towards.dtype, towards.device)
+        rows = past.mean_grad.unsqueeze(1).clone()
+        return C.Jacobian(rows, votes, towards.unsqueeze(1), rest) if finite else None
 
     def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
         """Write a step to its place in the history, in compiled code; False if its input is not finite."""
@@ -239,14 +241,13 @@ class Samples(Form):
         var_coefficient[:, 0] = coefficient
         return tuple(C.Jacobian(rows.clone(), weight, var_coefficient, None) for rows in recollection.rows)
 
-    def pool(self, rings: Rings, weight: Tensor, today: Today) -> tuple[Tensor, Tensor, C.Jacobian]:
-        """Return pooled mean, variance and how they follow the weight, in compiled code."""
+    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
+        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight."""
         rows, at = rings["0.rows"], rings["products"]
         product = C.project(rows.flatten(0, 1), weight).view_as(at)
-        past = rings["mean"], rings["var"]
-        mean, var = C.native.pool_samples(today.mean, today.var, *past, product, at, rings["centred"])
-        votes, _ = C.equal_votes(at.shape[0], mean.dtype, mean.device)
-        return mean, var, C.Jacobian(rows.clone(), votes, product, None)
+        finite = C.native.pool_samples(batch, rings["mean"], rings["var"], product, at, rings["centred"])
+        votes, _ = C.equal_votes(at.shape[0], at.dtype, at.device)
+        return C.Jacobian(rows.clone(), votes, product, None) if finite else None
 
     def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
         """Write a step to its place in the history, in compiled code; False if its input is not finite."""

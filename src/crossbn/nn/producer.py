@@ -73,11 +73,6 @@ class Producer:
         """Whether the producer has run at this step."""
         return self._input is not None
 
-    @property
-    def latest_input(self) -> Tensor | None:
-        """What the producer read at this step, if it has run."""
-        return self._input
-
     def input_for(self, x: Tensor, norm: str) -> Tensor:
         """Return the latest input, from which `x`, the input of the norm called `norm`, was made.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from crossbn import functional as C  # the library's F
+from crossbn.nn import quick
 from crossbn.nn.deeper import Deeper
 from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes, make_form, total
 from crossbn.nn.history import History, Row
@@ -58,7 +59,7 @@ class Source:
         self._current: Statistics | None = None
         self._followed: tuple[Tensor, Tensor] | None = None
         self._unread = 0
-        self._site: C.Site | None = None
+        self.site: C.Site | None = None
         for producer in producers:
             producer.sources.append(self)
         if producers:
@@ -67,7 +68,7 @@ class Source:
         self.history = History(settings.window - 1, self._shapes(), like, settings.history_dtype)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_site": None}  # full of addresses
+        return {**self.__dict__, "site": None}  # full of addresses
 
     def _shapes(self) -> Shapes:
         shapes: Shapes = {"mean": (self.channels,), "var": (self.channels,), "count": ()}
@@ -85,7 +86,7 @@ class Source:
     def configure_(self, settings: Settings) -> None:
         """Fit the history to new settings; it is kept unless it lacks what they need."""
         self.form = make_form(self.producers, self.direct, settings)
-        self._site = None
+        self.site = None
         shapes = self._shapes()
         if shapes.keys() != self.history.rings.keys() or settings.history_dtype != self.history.narrow:
             self.history = History(settings.window - 1, shapes, self.history["mean"], settings.history_dtype)
@@ -139,9 +140,31 @@ class Source:
             remember: whether this step enters the history.
             norm: who asks.
         """
+        if self._current is None and finite is True and active is True:
+            self.observe_quickly(x, moments, remember, norm)
         if self._current is None:
             with torch.no_grad(), _full_precision(x.device.type):
                 self._current = self._observe(x, *moments, finite, active, remember, norm)
+
+    def observe_quickly(
+        self,
+        x: Tensor,
+        moments: tuple[Tensor, Tensor] | None,
+        remember: bool,
+        norm: Named,
+        affine: quick.Affine | None = None,
+    ) -> Tensor | None:
+        """Do the same in compiled code where that is possible, and nothing where it is not; see `quick.observe`.
+
+        Returns:
+            The output, with `affine` and where it could be done.
+        """
+        if not C.native.fit(x):
+            return None
+        with torch.no_grad():
+            found = quick.observe(self, x, moments, remember, norm, affine)
+        self._current, output = (None, None) if found is None else found
+        return output
 
     def sole_followed(self, statistics: Statistics) -> C.Followed | None:
         """Return the weight that the statistics follow, if it is the only one and only one norm reads the source."""
@@ -204,10 +227,6 @@ class Source:
         biases = [producer.bias.to(mean.dtype) for producer in used if producer.bias is not None]
         bias = total(biases) if biases else None
         rings, present = history.recall()
-        if finite is True and active is True and present is None and self._is_usual(x, weights, bias, settings):
-            today = Today(mean, var, x.numel() // x.shape[1], finite, None, None)
-            seen = Observation(x, today, None, weights, norm.label)
-            return self._observe_natively(seen, rings, remember)
         past = self._recollect(rings, weights)
         today = Today(mean, var, x.numel() // x.shape[1], finite, None if past is None else past.drift, None)
         if (group := settings.active_group) is not None:
@@ -224,43 +243,6 @@ class Source:
             seen = Observation(x, today, bias, weights, norm.label)
             history.push(*self._row(seen, accept))
         return statistics
-
-    def _is_usual(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, settings: Settings) -> bool:
-        """Tell whether compiled code can do it: one operator, nothing added, first order on samples, one process."""
-        form, history = self.form, self.history
-        if form is None or form.positions is None or not self.direct or bias is not None or len(weights) != 1:
-            return False
-        if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
-            return False
-        if self.deeper is not None or history.narrow is not None or not 0 < history.slots <= C.native.MOST_STEPS:
-            return False
-        y, geometry = self.producers[0].latest_input, self.producers[0].geometry
-        if y is None or not C.native.fit(x, y, weights[0], history["mean"]):
-            return False
-        return C.Site.has_room(geometry, x) and int(history.pushed) > 0
-
-    def _observe_natively(self, seen: Observation, rings: dict[str, Tensor], remember: bool) -> Statistics:
-        assert self.form is not None
-        today, positions = seen.today, seen.today.positions
-        mean, var, jacobian = self.form.pool(rings, seen.weights[0], today)
-        counted = sum(rings["count"].tolist()) + positions
-        _, share = C.equal_votes(rings["count"].shape[0], mean.dtype, mean.device)
-        if remember:
-            self._write(seen)
-        bessel = counted / (counted - 1)
-        return Statistics(mean, var, share, bessel, True, positions, True, (jacobian,), None, None)
-
-    def _write(self, seen: Observation) -> None:
-        assert self.form is not None
-        assert self.form.positions is not None
-        x, producer, history = seen.x, self.producers[0], self.history
-        y = producer.input_for(x, seen.label)
-        if self._site is None or self._site.shapes != (y.shape, x.shape):
-            self._site = C.Site(producer.geometry, y, x, self.form.positions)
-        site, slot = self._site, history.next_slot(self._site.amount)
-        step = site.step(x, y, seen.today.mean, seen.today.var, int(history.pushed))
-        if self.form.write(site, step, slot):
-            history.advance()
 
     def _recollect(self, rings: dict[str, Tensor], weights: list[Tensor]) -> Recollection | None:
         """Return what the remembered steps tell at these weights; None if they are not compensated."""
