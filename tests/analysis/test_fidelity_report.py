@@ -7,7 +7,7 @@ import pytest
 
 from crossbn.analysis import SAME_LAYER, WHOLE_NETWORK, Fidelity, FidelityRecord
 from crossbn.report.fidelity_figure import plot_fidelity
-from crossbn.report.fidelity_table import caption, fidelity_tables
+from crossbn.report.fidelity_table import advice, caption, fidelity_tables
 from crossbn.report.figure import save_png
 
 
@@ -50,6 +50,14 @@ def test_caption_says_what_was_left_out() -> None:
     left_out = {"bn2, same layer": "it is fed by a sum", "bn3, same layer": "it is fed by a sum"}
     text = caption(records(), left_out, {"window": "3"})
     assert "2 measurements. Left out: bn2, same layer, bn3, same layer: it is fed by a sum. window 3." in text
+    assert "A measurement, made between two training steps, compares all steps that are remembered then." in text
+    assert " 1 measurement. window 3." in caption(records()[:1], {}, {"window": "3"})
+
+
+def test_advice_or_why_there_is_none() -> None:
+    assert advice(records(), 3, 0).startswith("Too little was measured to rely on: 2 measurements where it takes 4. ")
+    alone = [record for record in records() if record.truth == SAME_LAYER]
+    assert advice(alone, 3, 0).startswith("No recommendation: there is nothing to recommend from: no layer")
 
 
 def test_a_panel_for_each_grouping() -> None:
@@ -60,6 +68,14 @@ def test_a_panel_for_each_grouping() -> None:
     assert numpy.asarray(lines["single batches from their average"].get_ydata()) == pytest.approx([0.6, 0.6])
     assert numpy.asarray(layer.lines[2].get_xdata()).tolist() == [1]  # the second has no such truth
     assert numpy.asarray(step.lines[0].get_xdata()).tolist() == [10, 20]
+
+
+def test_a_measurement_of_one_batch_has_no_noise_to_draw() -> None:
+    first = [FidelityRecord(1, "bn1", 1, WHOLE_NETWORK, Fidelity(8, 0.4, 0.3, 0.5, 0.4, None, 0.25))]
+    _, _, step = plot_fidelity([*first, *records()]).axes
+    lines = {str(line.get_label()): line for line in step.lines}
+    assert numpy.asarray(lines["naive, whole network"].get_xdata()).tolist() == [1, 10, 20]
+    assert numpy.asarray(lines["single batches from their average"].get_xdata()).tolist() == [10, 20]
 
 
 def test_picture_depends_on_the_numbers_alone(tmp_path: Path) -> None:

@@ -1,20 +1,27 @@
 import json
 import re
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import crossbn.cli.diagnose as verb
 from crossbn.analysis.fidelity_records import read_records
 from crossbn.cli import extras, make_app
+from crossbn.cli.batches import Batch, Wish, find_batches
 from crossbn.conversion_report import ConversionReport
 from crossbn.convert import convert_
 from crossbn.nn import CrossIterBatchNorm, Settings
 
 TINY = ("diagnose", "--model", "tests.cli.test_diagnose:tiny", "--image-size", "8", "--channels", "1")
+OWN = "tests.cli.test_diagnose"
+KNOWN = "cifar10, cifar100, fashion_mnist, digits, imagenet, random"
 SHORT = ("--batch-size", "4", "--window", "3", "--steps", "8", "--every", "4")
 
 
@@ -29,8 +36,110 @@ def tiny() -> nn.Sequential:
     )
 
 
+def deep() -> nn.Sequential:
+    inner = nn.Sequential(OrderedDict(downsample=tiny()[:3]))
+    return nn.Sequential(OrderedDict(outermost=inner, flat=nn.Flatten(), last=nn.Linear(144, 10)))
+
+
 def without_norms() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+class Telling(nn.Module):
+    """A model whose output is a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = tiny()
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"scores": self.body(images)}
+
+
+def telling() -> Telling:
+    return Telling()
+
+
+CALLS: list[str] = []
+"""Of `pairs` and `once`."""
+
+
+def images(seed: int, size: int = 8) -> Tensor:
+    return torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def pairs() -> list[tuple[Tensor, Tensor]]:
+    CALLS.append("pairs")
+    return [(images(i), torch.tensor([i, 9], dtype=torch.int32)) for i in range(3)]
+
+
+def once() -> Iterator[tuple[Tensor, Tensor]]:
+    CALLS.append("once")
+    yield from ((batch, target.long()) for batch, target in pairs())
+
+
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(7, 1, 8, 8), torch.arange(7)), batch_size=3, shuffle=True)
+
+
+def heights() -> list[Any]:
+    return [(images(0), torch.ones(2, 10))]
+
+
+def eleven() -> list[Any]:
+    return [(images(0), torch.tensor([0, 10]))]
+
+
+def growing() -> list[Any]:
+    return [(images(0, size), torch.tensor([0, 1])) for size in (8, 8, 9)]
+
+
+def sizes() -> list[Any]:
+    return [(images(0, size), torch.tensor([0, 1])) for size in (8, 9, 10)]
+
+
+def any_size() -> nn.Sequential:
+    return nn.Sequential(tiny()[:3], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+
+def nothing() -> None:
+    return None
+
+
+def empty() -> Iterator[Any]:
+    yield from ()
+
+
+def alone() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(4, 1, 8, 8)), batch_size=2)
+
+
+def bare() -> list[Any]:
+    return [images(0)]
+
+
+def words() -> list[Any]:
+    return [("a word", torch.tensor([1, 2]))]
+
+
+def examples() -> list[Any]:
+    return [(images(0)[0], 1)]
+
+
+def tensor_examples() -> TensorDataset:
+    return TensorDataset(images(0), torch.tensor([3, 4]))
+
+
+def squares(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+def each(output: Tensor, target: Tensor) -> Tensor:
+    return output[torch.arange(len(target)), target]
+
+
+def unrelated(_: Tensor, target: Tensor) -> Tensor:
+    return target.float().mean()
 
 
 class Answer(NamedTuple):
@@ -44,7 +153,7 @@ def call(*words: str | Path) -> Answer:
     return Answer(result.exit_code, result.stdout, result.stderr)
 
 
-@pytest.mark.parametrize("data", verb.DATA)
+@pytest.mark.parametrize("data", ["digits", "random"])
 def test_measures_and_writes(data: str, tmp_path: Path) -> None:
     answer = call(*TINY, *SHORT, "--data", data, "--output", tmp_path)
     assert answer.status == 0, answer.errors
@@ -58,7 +167,7 @@ def test_measures_and_writes(data: str, tmp_path: Path) -> None:
     }
     page = (tmp_path / "table.md").read_text(encoding="utf-8")
     sentence = page.splitlines()[0]
-    assert sentence.startswith("Window ")
+    assert sentence.startswith("Too little was measured to rely on: 2 measurements where it takes 4. So far: window ")
     for text in (page, re.sub(r"\s+", " ", answer.output)):
         assert sentence in text
         assert "2 measurements." in text
@@ -112,7 +221,15 @@ def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         (["--model", "nowhere:net"], "there is no module 'nowhere'"),
         (["--model", "resnet"], "torchvision has no classification model 'resnet'"),
-        (["--data", "faces"], "there is no data 'faces', there is digits, random"),
+        (["--data", "faces"], f"there is no data 'faces'; there is {KNOWN}, and package.module:function for your own"),
+        (["--data", "cifar10", "--channels", "2"], "the images of cifar10 have 3 channels, which can be made 1, not 2"),
+        (["--data", "nowhere:batches"], "'nowhere:batches' cannot be imported: No module named 'nowhere'"),
+        (["--data", f"{OWN}:nothing_such"], f"the module {OWN!r} has no 'nothing_such'"),
+        (["--data", "my-file:pairs"], "'my-file:pairs' is not package.module:function"),
+        (["--data", f"{OWN}:TINY"], f"{OWN + ':TINY'!r} is of <class 'tuple'>, which cannot be called"),
+        (["--data", f"{OWN}:squares"], "cannot be called with no arguments: its signature is (output: "),
+        (["--loss", "nowhere:loss"], "'nowhere:loss' cannot be imported: No module named 'nowhere'"),
+        (["--loss", f"{OWN}:pairs"], f"{OWN + ':pairs'!r} cannot be called with 2 arguments: its signature is () -> "),
         (["--window", "1"], "--window"),
         (["--order", "3"], "--order"),
         (["--steps", "10", "--every", "20"], "no measurement: 10 steps, one every 20"),
@@ -128,7 +245,23 @@ def test_usage_errors(words: list[str], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--channels", "2"], "the model does not run with images (4, 2, 8, 8): "),
+        (["--channels", "2"], "the model does not run with input (4, 2, 8, 8): "),
+        (["--data", f"{OWN}:nothing"], f"{OWN}:nothing returns None, which yields no batches: a batch is a pair"),
+        (["--data", f"{OWN}:empty"], f"{OWN}:empty yields no batch"),
+        (["--data", f"{OWN}:alone"], f"{OWN}:alone yields a list of 1: a batch is a pair of input and target"),
+        (["--data", f"{OWN}:bare"], f"{OWN}:bare yields a Tensor: a batch is a pair of input and target"),
+        (["--data", f"{OWN}:words"], f"{OWN}:words yields inputs without a tensor, a str: a batch is a pair"),
+        (["--data", f"{OWN}:examples"], f"{OWN}:examples yields single examples, with targets such as 1: a batch is"),
+        (["--data", f"{OWN}:tensor_examples"], "yields single examples, with targets such as 3: a batch is"),
+        (["--data", f"{OWN}:growing"], "the model does not run with input (2, 1, 9, 9): "),
+        (["--data", f"{OWN}:heights"], "output (2, 10) and target (2, 10): the target is no tensor of integer classes"),
+        (
+            ["--data", f"{OWN}:eleven"],
+            "there is no loss of output (2, 10) and target (2,): Target 10 is out of bounds.",
+        ),
+        (["--model", f"{OWN}:telling"], "and target (4,): the output is no tensor of scores; --loss names a function"),
+        (["--loss", f"{OWN}:each"], "the loss is (4,) in place of one number"),
+        (["--loss", f"{OWN}:unrelated"], "the loss does not depend on the model's weights"),
         (["--model", "tests.cli.test_diagnose:without_norms"], "no BatchNorm that can be converted"),
         (["--burn-in", "100"], "no step was remembered"),
     ],
@@ -141,19 +274,103 @@ def test_other_mistakes_end_with_a_sentence(words: list[str], complaint: str, tm
 
 
 def test_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = verb._random
-
-    def interrupted(*facts: int, **more: object) -> verb.Images:
-        for step, images in enumerate(real(*facts, **more)):  # type: ignore[arg-type]
+    def interrupted(data: str, wish: Wish) -> Iterator[Batch]:
+        for step, batch in enumerate(find_batches(data, wish)):
             if step == 7:
                 raise KeyboardInterrupt
-            yield images
+            yield batch
 
-    monkeypatch.setattr(verb, "_random", interrupted)
+    monkeypatch.setattr(verb, "find_batches", interrupted)
     answer = call(*TINY, *SHORT, "--data", "random", "--output", tmp_path)
     assert answer.status == 1
     assert answer.errors.endswith(f"interrupted; {tmp_path / 'records.jsonl'} has what was measured until then\n")
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {4}
+
+
+def test_interruption_before_training_keeps_earlier_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "records.jsonl").write_text("earlier")
+    monkeypatch.setattr(verb, "find_batches", interrupted)
+    answer = call(*TINY, *SHORT, "--output", tmp_path)
+    assert (answer.status, answer.errors) == (1, "crossbn: interrupted; nothing was measured\n")
+    assert (tmp_path / "records.jsonl").read_text() == "earlier"
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, {1}), (5, {2, 4}), (30, set(range(3, 31, 3)))],  # a tenth, but 2 at least where there are as many
+)
+def test_measures_every_tenth_of_the_steps(steps: int, expected: set[int], tmp_path: Path) -> None:
+    answer = call(*TINY, "--steps", f"{steps}", "--data", "random", "--output", tmp_path)
+    assert answer.status == 0, answer.errors
+    assert {record.step for record in read_records(tmp_path / "records.jsonl")} == expected
+
+
+def test_batches_of_a_function_begin_again(tmp_path: Path) -> None:
+    found = {}
+    for data in ("pairs", "once"):
+        CALLS.clear()
+        answer = call(*TINY, "--steps", "8", "--every", "4", "--data", f"{OWN}:{data}", "--output", tmp_path)
+        assert answer.status == 0, answer.errors
+        found[data] = (tmp_path / "records.jsonl").read_text()
+        # Ten batches, one to look at: a list is gone through again, a generator is made again.
+        assert CALLS.count(data) == {"pairs": 1, "once": 4}[data]
+        context = json.loads((tmp_path / "context.json").read_text())
+        told = (context["data"], context["batch size"], context["window"])
+        assert told == (f"{OWN}:{data} 1x8x8", "2", "8")  # whatever --batch-size is
+    assert found["pairs"] == found["once"]
+
+
+def test_loader_of_one_s_own_with_an_uneven_last_batch(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        torch.rand(1)
+        answer = call(*TINY, "--steps", "12", "--data", f"{OWN}:shuffled", "--output", tmp_path)
+        assert answer.status == 0, answer.errors
+        found.append((tmp_path / "records.jsonl").read_text())
+    assert found[0] == found[1]
+    assert json.loads((tmp_path / "context.json").read_text())["window"] == "6"
+
+
+def test_loss_of_one_s_own(tmp_path: Path) -> None:
+    words = ("--data", f"{OWN}:heights", "--steps", "4", "--output", tmp_path)
+    found = []
+    for loss in (f"{OWN}:squares", "torch.nn.functional:mse_loss", "torch.nn.functional:l1_loss"):
+        answer = call(*TINY, *words, "--loss", loss)
+        assert answer.status == 0, answer.errors
+        assert f"loss {loss}," in re.sub(r"\s+", " ", answer.output)
+        found.append((tmp_path / "records.jsonl").read_text())
+    assert found[0] == found[1] != found[2]
+
+
+def test_batches_that_cannot_be_joined_leave_no_recommendation(tmp_path: Path) -> None:
+    words = ("--model", f"{OWN}:any_size", "--data", f"{OWN}:sizes", "--steps", "4", "--output", tmp_path)
+    answer = call("diagnose", *words)
+    assert answer.status == 0, answer.errors
+    output = re.sub(r"\s+", " ", answer.output)
+    assert "No recommendation: there is nothing to recommend from: no layer was compared with the whole" in output
+    assert "batches of different shapes cannot be joined" in output
+
+
+def test_functions_are_looked_for_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here_alone.py").write_text("from tests.cli.test_diagnose import pairs as mine")
+    monkeypatch.chdir(tmp_path)
+    answer = call(*TINY, "--steps", "2", "--data", "here_alone:mine")
+    assert answer.status == 0, answer.errors
+    assert (tmp_path / "diagnose-results" / "fidelity.png").exists()
+
+
+def test_long_names_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("--model", f"{OWN}:deep", "--data", "random", "--image-size", "8", "--channels", "1", "--steps", "2")
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(make_app(), ["diagnose", *words, "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.stderr
+    shown = result.stdout[result.stdout.index("By layer") : result.stdout.index("All numbers")]
+    assert re.search(r"│ outermost\. +│.*\n│ downsample\.1 +│", shown)
+    assert "…" not in shown
+    assert "| outermost.downsample.1 |" in (tmp_path / "table.md").read_text()
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _draw_panel(axes: Axes, label: str, places: Sequence[int], found: Sequence[A
     noise = [
         (place, each[WHOLE_NETWORK].batch_noise)
         for place, each in zip(places, found, strict=True)
-        if WHOLE_NETWORK in each
+        if WHOLE_NETWORK in each and each[WHOLE_NETWORK].batch_noise is not None
     ]
     if noise:
         axes.plot(

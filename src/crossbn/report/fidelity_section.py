@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from crossbn.analysis import recommend
 from crossbn.analysis.fidelity_records import FidelityRecord
 from crossbn.report.context import headline, origin
 from crossbn.report.fidelity_figure import plot_fidelity
-from crossbn.report.fidelity_table import explanation, fidelity_tables
+from crossbn.report.fidelity_table import advice, explanation, fidelity_tables
 from crossbn.report.page import Section
 from crossbn.report.reading import DIAGNOSE, Problem, Source
 from crossbn.report.sections import attempt
@@ -50,7 +49,4 @@ def _settings(context: Mapping[str, str]) -> dict[str, str]:
 
 def _recommendation(records: Sequence[FidelityRecord], context: Mapping[str, str]) -> list[str]:
     window = int(context.get("window", 1 + max(record.age for record in records)))
-    try:
-        return [str(recommend(records, window, int(context.get("burn-in", 0))))]
-    except ValueError as error:
-        return [f"No recommendation: {error}."]
+    return [advice(records, window, int(context.get("burn-in", 0)))]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from crossbn.analysis import recommend
 from crossbn.analysis.fidelity_records import TRUTHS, Fidelity, FidelityRecord
 from crossbn.analysis.grouping import Averages, by_age, by_layer, by_progress
 from crossbn.report.table import Table
@@ -65,9 +66,18 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}".replace("-0.0", "0.0") if abs(share) < 5e-4 else f"{100 * share:.1f}"
 
 
+def advice(records: Sequence[FidelityRecord], window: int, burn_in: int) -> str:
+    """Return the recommendation, or why there is none."""
+    try:
+        return str(recommend(records, window, burn_in))
+    except ValueError as error:
+        return f"No recommendation: {error}."
+
+
 def caption(records: Sequence[FidelityRecord], left_out: Mapping[str, str], context: Mapping[str, str]) -> str:
     """Say what the numbers are, what was left out, and what they were measured with."""
-    text = f"{explanation()} {len({record.step for record in records})} measurements. "
+    count = len({record.step for record in records})
+    text = f"{explanation()} {count} {'measurement' if count == 1 else 'measurements'}. "
     if left_out:
         text += f"Left out: {_reasons(left_out)}. "
     return text + ", ".join(f"{name} {value}" for name, value in context.items()) + "."
@@ -77,11 +87,12 @@ def explanation() -> str:
     """Say what the numbers are."""
     return (
         "All numbers in percent. Errors of remembered statistics, as they were (naive) → moved to today's weights "
-        "(compensated): variances relative to the true variance of all batches looked at, means in its standard "
-        "deviations. The truth: the operator's old input with today's weights (same layer), or the old step done again "
-        "with today's weights in all layers, each norm pooling the same batches as then (whole network). Explained: "
-        "the share of the distance that compensation takes away. Batches: how far the variances of single batches are "
-        "from their average. Guard: compensated variances below 0, clipped."
+        "(compensated): variances relative to the true variance of all batches of a measurement, means in its standard "
+        "deviations. A measurement, made between two training steps, compares all steps that are remembered then. The "
+        "truth: the operator's old input with today's weights (same layer), or the old step done again with today's "
+        "weights in all layers, each norm pooling the same batches as then (whole network). Explained: the share of "
+        "the distance that compensation takes away. Batches: how far the variances of single batches are from their "
+        "average. Guard: compensated variances below 0, clipped."
     )
 
 
