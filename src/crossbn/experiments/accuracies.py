@@ -1,10 +1,11 @@
 """Accuracies of classification runs as rows of a table, with what the seeds can tell of their differences."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from crossbn.experiments.cells import Cell
 from crossbn.experiments.experiment import Comparison, Measure
-from crossbn.experiments.rows import Spread, exceeds_noise
+from crossbn.experiments.rows import Spread, is_beyond_chance
 from crossbn.experiments.tasks import Result, by_name
 
 MEASURES: tuple[Measure, ...] = (
@@ -29,21 +30,21 @@ def list_rows(
         paper: the paper's accuracies, by row.
     """
     found = by_name(results)
-    reference = accuracy_of(results, cells[against])
+    reference = accuracies_of(results, cells[against])
     rows = []
     for label, cell in cells.items():
         runs = found.get(cell.name, [])
-        accuracy = accuracy_of(results, cell)
-        if accuracy is None:
+        accuracies = accuracies_of(results, cell)
+        if not accuracies:
             continue
         ours = {
-            "accuracy": accuracy,
+            "accuracy": Spread.of([*accuracies.values()]),
             "training": Spread.of([100 * result.values["curve"][-1]["train_accuracy"] for result in runs]),
             "milliseconds": Spread.of([1000 * result.values["seconds_per_step"] for result in runs]),
         }
         others = {} if cell.name == cells[against].name else {against: reference}
         known = {"accuracy": paper[label]} if paper and label in paper else {}
-        rows.append(Comparison(label, ours, known, describe_differences(accuracy, others, len(runs))))
+        rows.append(Comparison(label, ours, known, describe_differences(accuracies, others)))
     return rows
 
 
@@ -57,36 +58,36 @@ def grid_rows(results: Sequence[Result], grid: Mapping[str, Cells], subject: str
     """
     rows = []
     for label, cells in grid.items():
-        found = {column: accuracy_of(results, cell) for column, cell in cells.items()}
-        ours = {column: accuracy for column, accuracy in found.items() if accuracy is not None}
+        found = {column: accuracies_of(results, cell) for column, cell in cells.items()}
+        ours = {column: Spread.of([*values.values()]) for column, values in found.items() if values}
         if not ours:
             continue
         own = cells.get(subject)
-        others = {column: each for column, each in ours.items() if own is None or cells[column].name != own.name}
-        seeds = 0 if own is None else len(by_name(results).get(own.name, []))
-        rows.append(Comparison(label, ours, {}, describe_differences(ours.get(subject), others, seeds)))
+        others = {column: each for column, each in found.items() if own is None or cells[column].name != own.name}
+        rows.append(Comparison(label, ours, {}, describe_differences(found.get(subject, {}), others)))
     return rows
 
 
-def accuracy_of(results: Sequence[Result], cell: Cell) -> Spread | None:
-    """Return the test accuracy of a cell at the end of training, in percent over the seeds; None if it was not run."""
-    found = by_name(results).get(cell.name)
-    return None if found is None else Spread.of([100 * result.values["accuracy"] for result in found])
+Accuracies = Mapping[int, float]
+"""In percent, by seed."""
 
 
-def describe_differences(ours: Spread | None, others: Mapping[str, Spread | None], seeds: int) -> str:
-    """Say how far a mean is from others, with a question mark where that may be chance.
+def accuracies_of(results: Sequence[Result], cell: Cell) -> Accuracies:
+    """Return the test accuracies of a cell at the end of training; none if it was not run."""
+    return {result.task.seed: 100 * result.values["accuracy"] for result in by_name(results).get(cell.name, [])}
+
+
+def describe_differences(ours: Accuracies, others: Mapping[str, Accuracies]) -> str:
+    """Say how far a mean is from others, seed by seed, with a question mark where that may be chance.
 
     Example:
-        >>> others = {"BN": Spread(44.0, 0.5), "GN": Spread(48.4, 0.5), "LN": None}
-        >>> describe_differences(Spread(48.0, 0.5), others, 3)
+        >>> ours, bn, gn = {0: 47.0, 1: 49.0}, {0: 43.0, 1: 45.1}, {0: 48.0, 1: 48.8}
+        >>> describe_differences(ours, {"BN": bn, "GN": gn, "LN": {}})
         '+4.0 to BN, -0.4 to GN (?)'
     """
-    if ours is None:
-        return ""
     parts = []
     for name, other in others.items():
-        if other is not None:
-            doubt = "" if exceeds_noise(ours, other, seeds) else " (?)"
-            parts.append(f"{ours.mean - other.mean:+.1f} to {name}{doubt}")
+        if differences := [value - other[seed] for seed, value in ours.items() if seed in other]:
+            doubt = "" if is_beyond_chance(differences) else " (?)"
+            parts.append(f"{fmean(differences):+.1f} to {name}{doubt}")
     return ", ".join(parts)

@@ -47,6 +47,17 @@ def exceeds_noise(a: Spread, b: Spread, seeds: int) -> bool:
     return abs(a.mean - b.mean) > 2 * math.hypot(a.sd, b.sd) / math.sqrt(seeds)
 
 
+def is_beyond_chance(differences: Sequence[float]) -> bool:
+    """Tell whether differences, one for each seed, are on average more than twice their standard error from 0.
+
+    Example:
+        >>> is_beyond_chance([1.0, 1.2, 1.4]), is_beyond_chance([1.0, -0.5, 1.4]), is_beyond_chance([3.0])
+        (True, False, False)
+    """
+    mean, sd = Spread.of(differences)
+    return sd is not None and abs(mean) > 2 * sd / math.sqrt(len(differences))
+
+
 @dataclass(frozen=True)
 class Row:
     """The records that share a name, seed after seed, as one.

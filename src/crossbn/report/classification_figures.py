@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from crossbn.experiments import batch_size, compensation, window
-from crossbn.experiments.accuracies import Cells, accuracy_of
+from crossbn.experiments.accuracies import Cells, accuracies_of
 from crossbn.experiments.cells import Cell
 from crossbn.experiments.classification import BATCH_SIZE, scale_of
 from crossbn.experiments.rows import Spread
@@ -21,8 +21,8 @@ _STYLES = {
     **{"naive CBN": (_NAIVE, ":", "v"), f"BN at batch {compensation.LARGE}": (_BN, "--", "s")},
 }
 """Colour, line and marker of what is drawn: a norm has its colour in all figures."""
-_SHIFTS = {batch_size.WIDER: 0.9}
-"""Beside the point that it would hide."""
+_SHIFTS = {batch_size.WIDER: 0.9, "BN": 1.03, "GN": 0.97, "BRN": 1.06}
+"""Beside the points that they would hide."""
 
 
 def plot_batch_sizes(results: Sequence[Result]) -> Figure:
@@ -88,9 +88,9 @@ def _draw_columns(
 ) -> None:
     for column in columns:
         found = {
-            places[row] * _SHIFTS.get(column, 1): accuracy
+            places[row] * _SHIFTS.get(column, 1): Spread.of([*values.values()])
             for row, cells in grid.items()
-            if column in cells and (accuracy := accuracy_of(results, cells[column])) is not None
+            if column in cells and (values := accuracies_of(results, cells[column]))
         }
         if found:
             _draw_line(axes, found, column)
