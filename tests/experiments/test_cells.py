@@ -1,4 +1,6 @@
-from crossbn.experiments.cells import BURN_IN, cbn, exact, plain
+import pytest
+
+from crossbn.experiments.cells import BURN_IN, cbn, exact, plain, varied
 
 
 def test_equal_trainings_are_equal_cells() -> None:
@@ -13,6 +15,7 @@ def test_different_trainings_have_different_names() -> None:
         *(plain("bn", 2), plain("gn", 2), plain("bn", 4), cbn(2), cbn(2, 4), cbn(2, order=0), cbn(2, order=2)),
         *(cbn(2, backward="detached"), cbn(2, positions=16), cbn(2, positions=None), cbn(2, burn_in=0.5)),
         *(cbn(2, order=0, burn_in=0.0), exact(2, "own"), exact(2, "full"), exact(2, "full", 4)),
+        *(varied(cbn(2), "votes 0.9"), varied(cbn(2), "votes 0.7"), varied(cbn(2, 16), "votes 0.7")),
     ]
     names = [cell.name for cell in cells]
     assert len(set(names)) == len(cells)
@@ -23,3 +26,14 @@ def test_different_trainings_have_different_names() -> None:
 def test_exact_statistics_are_those_of_batch_norm_over_the_window() -> None:
     cell = exact(4, "none")
     assert (cell.norm, cell.batch_size, cell.window, cell.burn_in, cell.gradient) == ("bn", 4, 4, BURN_IN, "none")
+
+
+def test_a_variant_is_the_same_training_otherwise() -> None:
+    cell = varied(cbn(2, 16), "growing from 2")
+    assert cell.name == "CBN, batch 2, window 16, growing from 2"
+    assert (cell.norm, cell.window, cell.options, cell.burn_in) == ("cbn", 16, {}, BURN_IN)
+
+
+def test_a_network_is_wrapped_once() -> None:
+    with pytest.raises(ValueError, match="exact, own gradient, batch 2, window 8: the network is wrapped already"):
+        varied(exact(2, "own"), "recalibrated")

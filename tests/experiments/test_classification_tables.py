@@ -9,6 +9,7 @@ from crossbn.experiments import (
     bound,
     burn_in,
     compensation,
+    improvements,
     norms,
     order,
     positions,
@@ -34,7 +35,7 @@ def names(tasks: Iterable[Task]) -> list[str]:
 def test_all_tables_are_there() -> None:
     assert set(TABLES) == {
         *("norms", "batch_size", "architectures", "window", "compensation"),
-        *("burn_in", "order", "backward", "positions", "bound"),
+        *("burn_in", "order", "backward", "positions", "bound", "improvements"),
     }
 
 
@@ -141,6 +142,33 @@ def test_bounds_are_compared_with_what_they_bound() -> None:
         "BN at batch 16",
     ]
     assert rows[5].remark == "-10.0 to CBN"
+
+
+def test_improvements_add_variants_to_runs_of_other_tables() -> None:
+    tasks = improvements.configs(Scale.SMALL)
+    assert [len(improvements.configs(scale)) for scale in Scale] == [11 * 5, 11]
+    others = {task.key for table in (bound, window) for task in table.configs(Scale.SMALL, 5)}
+    known = [task for task in tasks if task.key in others]
+    assert names(known) == [
+        *("BN, batch 2", "CBN, batch 2, window 8", "CBN, batch 2, window 16"),
+        "exact, own gradient, batch 2, window 8",
+    ]
+    assert all("variant" not in task.settings for task in known)
+    assert names(task for task in tasks if "variant" in task.settings) == [
+        *("BN, batch 2, recalibrated", "CBN, batch 2, window 8, votes 0.9", "CBN, batch 2, window 8, votes 0.7"),
+        *(f"CBN, batch 2, window {k}, growing from 2" for k in (8, 16)),
+        *(f"CBN, batch 2, window 8, {each}" for each in ("extrapolated", "recalibrated")),
+    ]
+    assert len(improvements.configs(Scale.SMALL, 1)) == 11
+
+
+def test_improvements_are_compared_with_cbn_and_explained() -> None:
+    rows = improvements.rows(results_of(improvements, by_norm))
+    assert [row.name for row in rows][:4] == ["BN", "BN, recalibrated", "CBN", "CBN, votes of 0.9^age"]
+    assert [row.remark for row in rows[1:4]] == ["-10.0 to CBN", "", "+0.0 to CBN (?)"]
+    told = " ".join(improvements.notes(Scale.FULL))
+    assert "from 2 to 4 or 8" in told
+    assert all(word in told for word in ("Votes", "Window from", "Extrapolated", "Recalibrated"))
 
 
 def test_architectures_are_networks_by_norms() -> None:

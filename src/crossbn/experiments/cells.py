@@ -5,7 +5,7 @@ run is done once and found again by all of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossbn.schedules import window_for
@@ -30,6 +30,7 @@ class Cell:
         gradient: of `analysis.bound.ExactWindow`, for statistics that are exact instead of remembered.
         changes: settings other than those of the scale, such as the network.
         prefix: what the changes are called.
+        variant: a key of `analysis.variants.VARIANTS`.
     """
 
     norm: str
@@ -40,6 +41,7 @@ class Cell:
     gradient: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
+    variant: str | None = None
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class Cell:
             parts += [f"{key} {'all' if value is None else value}" for key, value in sorted(self.options.items())]
             if self.burn_in != BURN_IN:
                 parts.append(f"burn-in {self.burn_in:.0%}")
-        return ", ".join(parts)
+        return ", ".join(parts if self.variant is None else [*parts, self.variant])
 
 
 def plain(norm: str, batch_size: int) -> Cell:
@@ -102,3 +104,18 @@ def exact(batch_size: int, gradient: str, window: int | None = None) -> Cell:
     """Return the cell of batch norm with the images of the last steps run through the network again."""
     window = window_for(batch_size) if window is None else window
     return Cell("bn", batch_size, window, {}, BURN_IN, gradient)
+
+
+def varied(cell: Cell, variant: str) -> Cell:
+    """Return the cell of the same training with one of `analysis.variants.VARIANTS`.
+
+    Raises:
+        ValueError: for a cell whose network is changed in another way already.
+
+    Example:
+        >>> varied(plain("bn", 2), "recalibrated").name
+        'BN, batch 2, recalibrated'
+    """
+    if cell.gradient is not None or "head" in cell.changes:
+        raise ValueError(f"{cell.name}: the network is wrapped already, {variant!r} cannot be added")
+    return replace(cell, variant=variant)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from crossbn.analysis.bound import ExactWindow
+from crossbn.analysis.variants import VARIANTS, Span
 from crossbn.experiments.cells import CROSS_ITERATION, Cell
 from crossbn.experiments.experiment import Scale, UnavailableError
 from crossbn.experiments.tasks import News, Result, Task, Values
@@ -56,6 +57,7 @@ def settings_of(cell: Cell, scale: Scale) -> dict[str, Any]:
         **{"norm": cell.norm, "norm_options": options, "window": cell.window, "gradient": cell.gradient},
         **{"batch_size": cell.batch_size, "learning_rate": 0.1 * cell.batch_size / 32},
         **{"burn_in_epochs": cell.burn_in * shared["epochs"], **shared},
+        **({} if cell.variant is None else {"variant": cell.variant}),  # runs without one stay what they were
     }
 
 
@@ -91,20 +93,30 @@ def recipe_of(task: Task) -> "Recipe":
     from crossbn.recipes.classification import Recipe
 
     settings: dict[str, Any] = dict(task.settings)
-    head, gradient = settings.pop("head"), settings.pop("gradient")
+    head, gradient, variant = settings.pop("head"), settings.pop("gradient"), settings.pop("variant", None)
     if settings["norm"] not in CROSS_ITERATION:
         settings["window"] = None
     wrap: Callable[[nn.Module, Recipe], nn.Module] | None = None
     if gradient is not None:
         wrap = partial(_revisit, gradient=gradient, window=task.settings["window"])
+    elif variant is not None:
+        wrap = partial(_vary, variant=variant)
     elif head == "pooled":
         wrap = pool_head
     return Recipe(**settings, seed=task.seed, wrap=wrap)
 
 
 def _revisit(network: nn.Module, recipe: "Recipe", gradient: str, window: int) -> nn.Module:
-    burn_in = round(recipe.burn_in_epochs * (count_images(recipe.data, recipe.train_images) // recipe.batch_size))
-    return ExactWindow(network, window, gradient=gradient, burn_in=burn_in)
+    return ExactWindow(network, window, gradient=gradient, burn_in=_span_of(recipe).burn_in)
+
+
+def _vary(network: nn.Module, recipe: "Recipe", variant: str) -> nn.Module:
+    return VARIANTS[variant](network, _span_of(recipe))
+
+
+def _span_of(recipe: "Recipe") -> Span:
+    steps_per_epoch = count_images(recipe.data, recipe.train_images) // recipe.batch_size
+    return Span(steps_per_epoch * recipe.epochs, round(recipe.burn_in_epochs * steps_per_epoch))
 
 
 def pool_head(network: nn.Module, _: "Recipe | None" = None) -> nn.Module:
@@ -157,6 +169,6 @@ def describe(scale: Scale) -> list[str]:
         "Accuracy is the share of the test images after the last step, training accuracy that of the training images "
         "since the point of the curve before, seen in training mode. Seeds change the initial weights and the order of "
         "the images, and all norms have the same ones.",
-        "Differences are of mean accuracies, in points. A question mark stands where one is less than twice its "
-        "standard error over the seeds and may be chance.",
+        "Differences are mean differences between runs of the same seed, in points. A question mark stands where one is "
+        "less than twice its standard error over the seeds and may be chance; with three seeds others may be, too.",
     ]

@@ -9,6 +9,7 @@ from crossbn.experiments import (
     compensation,
     cost,
     gradients,
+    improvements,
     layers,
     norms,
     order,
@@ -32,6 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "backward": backward,
     "positions": positions,
     "bound": bound,
+    "improvements": improvements,
     "sampling": sampling,
 }
 """In the order of the paper, then what it does not have; a new table or figure is a module and an entry here."""
