@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import functional as C
-from crossbn.functional import native
+from crossbn.functional import library
 from crossbn.functional.moments import all_finite
 from crossbn.nn import quick
 from crossbn.nn.source import Source
@@ -31,7 +31,7 @@ def close(got: Tensor, want: Tensor) -> None:
 def twice(function: Callable[[], tuple[Tensor, ...]]) -> None:
     """Run with compiled code and without, and compare."""
     got = function()
-    with native.switched_off():
+    with library.switched_off():
         wanted = function()
     for one, other in zip(got, wanted, strict=True):
         close(one, other)
@@ -39,10 +39,10 @@ def twice(function: Callable[[], tuple[Tensor, ...]]) -> None:
 
 def test_it_was_compiled() -> None:
     """Where the tests run there is a compiler; without one the others would compare torch with itself."""
-    assert native.is_available()
-    with native.switched_off():
-        assert not native.is_available()
-    assert native.is_available()
+    assert library.is_available()
+    with library.switched_off():
+        assert not library.is_available()
+    assert library.is_available()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -181,7 +181,7 @@ def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:
 
 def test_what_does_not_fit() -> None:
     x = torch.randn(2, 3, 4, 4)
-    assert native.fit(x, x[:, 1:])
+    assert library.fit(x, x[:, 1:])
     unfit = {
         "half": x.half(),
         "whole numbers": x.int(),
@@ -190,24 +190,24 @@ def test_what_does_not_fit() -> None:
         "repeated": x[:, :1].expand(2, 3, 4, 4),
         "every second": x[..., ::2],
     }
-    assert [name for name, tensor in unfit.items() if native.fit(tensor)] == []
-    assert not native.fit(x, x.double())
+    assert [name for name, tensor in unfit.items() if library.fit(tensor)] == []
+    assert not library.fit(x, x.double())
     torch.func.vmap(_assert_unfit)(x)
 
 
 def _assert_unfit(x: Tensor) -> Tensor:
-    assert not native.fit(x)
+    assert not library.fit(x)
     return x
 
 
 def test_it_can_be_done_without() -> None:
-    code = "from crossbn.functional import native; print(native.is_available())"
+    code = "from crossbn.functional import library; print(library.is_available())"
     environment = {"CROSSBN_NATIVE": "0", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "False"
 
 
 def test_a_library_of_another_interface_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native._load()
-    monkeypatch.setattr(native, "_INTERFACE", native._INTERFACE + 1)
-    assert native._load() == {}
+    assert library._load()
+    monkeypatch.setattr(library, "_INTERFACE", library._INTERFACE + 1)
+    assert library._load() == {}

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from crossbn.functional import native
+from crossbn.functional import library
 
 _PER_RESULT = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "pow", "square", "sqrt", "rsqrt"), 1),
@@ -99,9 +99,9 @@ def count_step(forward: Callable[[], Tensor]) -> StepFlops:
         >>> count_step(lambda: layer(torch.ones(3, 10)).sum())
         StepFlops(products=Flops(forward=240, backward=240), elementwise=Flops(forward=12, backward=0))
     """
-    with native.switched_off(), _products() as forward_products, _Elementwise() as forward_rest:
+    with library.switched_off(), _products() as forward_products, _Elementwise() as forward_rest:
         loss = forward()
-    with native.switched_off(), _products() as backward_products, _Elementwise() as backward_rest:
+    with library.switched_off(), _products() as backward_products, _Elementwise() as backward_rest:
         loss.backward()
     products = Flops(forward_products.get_total_flops(), backward_products.get_total_flops())
     return StepFlops(products, Flops(forward_rest.flops, backward_rest.flops))

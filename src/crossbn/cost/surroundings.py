@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import crossbn
-from crossbn.functional import native
+from crossbn.functional import library
 
 
 def versions() -> dict[str, str]:
@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
 
 def machine(device: str) -> dict[str, str]:
     """Return what the machine computes with, by kind."""
-    found = {"processor": _processor(), "native code": "in use" if native.is_available() else "not in use"}
+    found = {"processor": _processor(), "native code": "in use" if library.is_available() else "not in use"}
     if torch.device(device).type == "cuda":
         found["accelerator"] = torch.cuda.get_device_name(device)
     return found

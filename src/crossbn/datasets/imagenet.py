@@ -26,7 +26,7 @@ def imagenet_folder(train: bool, folder: Path | None = None) -> Path:
     if not place.is_dir():
         raise DataError(
             f"ImageNet is not in {place}: put a folder with the images of each class there, or name the folder that "
-            f"has imagenet/{part} in it with --data or {FOLDER_VARIABLE}"
+            f"has imagenet/{part} in it with --data-folder or {FOLDER_VARIABLE}"
         )
     if (found := _count_folders(place)) != expected:
         raise DataError(f"{place} has {found} classes in place of ImageNet's {expected}")

@@ -1,6 +1,6 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
-from crossbn.functional import native
+from crossbn.functional import library, native
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,
@@ -37,6 +37,7 @@ __all__ = [
     "geometry_of",
     "is_linear_operator",
     "join_moments",
+    "library",
     "mean_grad",
     "native",
     "normalize",

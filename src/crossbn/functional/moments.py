@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from crossbn.functional import native
+from crossbn.functional import library, native
 
 _LARGE = 2**16
 _WIDE = (torch.float32, torch.float64)
@@ -26,7 +26,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> batch_moments(torch.tensor([[1.0], [3.0]]))
         (tensor([2.]), tensor([1.]))
     """
-    if native.fit(x):
+    if library.fit(x):
         return native.moments(x)
     dtype, dims = accumulation_dtype(x.dtype), [0, *range(2, x.ndim)]
     if torch.compiler.is_compiling() or x.device.type != "cpu":
@@ -59,7 +59,7 @@ def all_finite(*values: Tensor) -> bool | Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    return native.all_finite(value) if native.fit(value) and value.is_contiguous() else math.isfinite(value.sum())
+    return native.all_finite(value) if library.fit(value) and value.is_contiguous() else math.isfinite(value.sum())
 
 
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

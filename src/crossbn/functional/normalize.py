@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from crossbn.functional import native
+from crossbn.functional import library, native
 from crossbn.functional.geometry import Geometry, unflatten_weight
 from crossbn.functional.kernels import blend_gradient, channelwise, native_available, reduce_gradient
 from crossbn.functional.taylor import spread
@@ -50,7 +50,7 @@ class Jacobian(NamedTuple):
     def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
         """Add dL/dW to `grad` [C, I]."""
         coefficient = self._coefficient(grad_mean, grad_var)
-        if self.var_jacobian is not None and self.rows.shape[1] == 1 and native.fit(grad, self.rows):
+        if self.var_jacobian is not None and self.rows.shape[1] == 1 and library.fit(grad, self.rows):
             return native.add_gradient_(grad, self.rows, coefficient, self.var_jacobian, grad_var)
         rows = self.rows.flatten(0, 1)
         if rows.shape[1] == 1:
@@ -62,7 +62,7 @@ class Jacobian(NamedTuple):
         return None
 
     def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
-        if native.fit(self.var_coefficient):
+        if library.fit(self.var_coefficient):
             return native.coefficients(self.mean_coefficient, self.var_coefficient, grad_mean, grad_var).flatten(0, 1)
         coefficient = self.var_coefficient * grad_var
         coefficient[:, 0].addcmul_(self.mean_coefficient, grad_mean)
@@ -182,7 +182,7 @@ def _gradients(
     group: dist.ProcessGroup | None,
 ) -> native.Blended:
     """Return the gradients of the table above."""
-    if group is None and native.fit(x, grad, mean, var, share, weight):
+    if group is None and library.fit(x, grad, mean, var, share, weight):
         return native.blend(grad, x, mean, var, eps, share, weight)
     invstd = torch.rsqrt(var + eps)
     if group is None and not native_available(x):

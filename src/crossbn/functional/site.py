@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from crossbn.functional import native
+from crossbn.functional import library, native
 from crossbn.functional.geometry import Geometry
 from crossbn.functional.sensitivity import jump_over
 from crossbn.functional.taps import counts_by_dimension, taps_of_all
@@ -36,9 +36,9 @@ class Site:
         self._holds = tables, taps, inside  # what the addresses are of
         self._scratch = y.shape[1] * geometry.taps, (kernel[0] * kernel[1] + 2) * sizes[2]  # in all, and per thread
         self.structure = native.Site(
-            *(images, channels, math.prod(output_sizes), y.shape[1], (native.NUMBER * 3)(*sizes)),
-            *(geometry.groups, (native.NUMBER * 3)(*kernel)),
-            (native.POINTER * 3)(*(table.data_ptr() for table in tables)),
+            *(images, channels, math.prod(output_sizes), y.shape[1], (library.NUMBER * 3)(*sizes)),
+            *(geometry.groups, (library.NUMBER * 3)(*kernel)),
+            (library.POINTER * 3)(*(table.data_ptr() for table in tables)),
             *(self.amount, jump_over(self.total), taps.data_ptr() or None, inside.data_ptr() or None),
         )
 

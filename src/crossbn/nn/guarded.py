@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import all_finite, native
+from crossbn.functional import all_finite, library, native
 
 
 class GuardedBatchNorm(_BatchNorm):
@@ -52,7 +52,7 @@ class GuardedBatchNorm(_BatchNorm):
         self.num_batches_tracked.add_(1 if finite is True else finite)
         momentum: float | Tensor | None = self.momentum
         sure = finite is True and several is True and isinstance(bessel, float)
-        if sure and self.momentum is not None and native.fit(mean, var, self.running_mean, self.running_var):
+        if sure and self.momentum is not None and library.fit(mean, var, self.running_mean, self.running_var):
             unbiased = float(bessel)
             return native.move_running(mean, var, unbiased, self.momentum, self.running_mean, self.running_var)
         if momentum is None:  # a cumulative average

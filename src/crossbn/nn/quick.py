@@ -38,7 +38,7 @@ def observe(
         affine = None
     producer, parameters = source.producers[0], [each for each in (affine or ())[:2] if isinstance(each, Tensor)]
     y, weight = producer.input_for(x, norm.label), producer.weight_value(x.dtype)
-    if not C.native.fit(x, y, weight, rings["mean"], *parameters) or not C.Site.has_room(producer.geometry, x):
+    if not C.library.fit(x, y, weight, rings["mean"], *parameters) or not C.Site.has_room(producer.geometry, x):
         return None
     assert source.form is not None
     batch = C.native.Batch(x, moments, affine)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from crossbn import functional as C  # the library's F
 from crossbn.nn import quick
 from crossbn.nn.deeper import Deeper
-from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes, make_form, total
+from crossbn.nn.form_choice import make_form
+from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes, total
 from crossbn.nn.history import History, Row
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import may_be_replayed
@@ -159,7 +160,7 @@ class Source:
         Returns:
             The output, with `affine` and where it could be done.
         """
-        if not C.native.fit(x):
+        if not C.library.fit(x):
             return None
         with torch.no_grad():
             found = quick.observe(self, x, moments, remember, norm, affine)

@@ -1,0 +1,99 @@
+"""Remembering samples: for large weights, and for the second order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from crossbn import functional as C  # the library's F
+from crossbn.nn.forms import Form, Influence, Observation, Recollection, Rings, Shapes, add_to, total
+from crossbn.nn.history import History, Pieces, Row
+from crossbn.nn.statistics import Drift
+
+
+class Samples(Form):
+    """Keeps patches at a few positions, what the weights made of them, and how far the output was from its mean.
+
+    Today's weights applied to those patches give the change q of the output itself, and with it the variance's:
+    2 E[(x - mean) q], and E[q^2] for order 2. The mean patch is a row like the others, the first: one product does all.
+    Rows of 0, where a batch had fewer positions, add nothing.
+
+    | kept | first row | the others |
+    |---|---|---|
+    | `rows` | mean patch | patch |
+    | `products` | <row, W> | <row, W> |
+    | `centred` | 0 | 2 (x - mean) / P |
+
+    Order 2 squares changes, so there the factor 1 / P is split: its root goes to the rows, and one remains.
+    """
+
+    def shapes(self, channels: int) -> Shapes:
+        """Return what is kept of a step."""
+        amount = 1 + (self.positions or 0)
+        shapes: Shapes = {"products": (amount, channels), "centred": (amount, channels)}
+        for i, producer in enumerate(self.producers):
+            shapes[f"{i}.rows"] = amount, producer.geometry.groups, producer.geometry.patch_size
+        return shapes
+
+    def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
+        """Return what the weights' change since has done to each remembered step."""
+        rows, at = [rings[f"{i}.rows"] for i in range(len(weights))], rings["products"]
+        products = total([C.project(each.flatten(0, 1), weight) for each, weight in zip(rows, weights, strict=True)])
+        change = products.view_as(at).sub_(at)
+        shift, curvature = change[:, 0], None
+        if self.order == 2:
+            curvature = change[:, 1:].square().sum(1)
+            if self.centres:
+                curvature = torch.addcmul(curvature, shift, shift)
+        return Recollection(Drift(shift, (rings["centred"] * change).sum(1), curvature), rows, change)
+
+    def jacobians(self, rings: Rings, recollection: Recollection, influence: Influence) -> tuple[C.Jacobian, ...]:
+        """Return how the pooled statistics follow each producer's weight."""
+        (weight, own, coefficient), centred = influence, rings["centred"]
+        if self.order == 2:
+            assert recollection.change is not None
+            centred = torch.add(centred, recollection.change, alpha=2)
+        if self.order == 1 or not self.centres:  # else the square of the mean's shift is in the curvature as well
+            coefficient = torch.addcmul(coefficient, own, recollection.drift.mean_shift, value=-2)
+        var_coefficient = own.unsqueeze(1) * centred
+        var_coefficient[:, 0] = coefficient
+        return tuple(C.Jacobian(rows.clone(), weight, var_coefficient, None) for rows in recollection.rows)
+
+    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
+        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight."""
+        rows, at = rings["0.rows"], rings["products"]
+        product = C.project(rows.flatten(0, 1), weight).view_as(at)
+        finite = C.native.pool_samples(batch, rings["mean"], rings["var"], product, at, rings["centred"])
+        votes, _ = C.equal_votes(at.shape[0], at.dtype, at.device)
+        return C.Jacobian(rows.clone(), votes, product, None) if finite else None
+
+    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
+        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
+        return C.native.remember_samples(site.structure, step, slot)
+
+    def remember(self, seen: Observation, history: History) -> Row:
+        """Return today's rows, and what the weights made of them."""
+        places, centred = self._samples(seen, history)
+        share = (1 if seen.today.local is None else seen.today.local) / len(centred)
+        scale = share**0.5 if self.order == 2 else 1
+        by_euler = self._by_euler(seen, history)
+        row: Row = {"centred": Pieces(None, centred * (2 * share / scale))}
+        at: Rings = {}
+        for i, (producer, weight) in enumerate(zip(self.producers, seen.weights, strict=True)):
+            if (y := self._input(producer, seen)) is None:
+                continue
+            mean_grad = C.mean_grad(y, producer.geometry, seen.x.shape[2:])
+            patches = self._patches(producer, y, places, mean_grad, seen)
+            patches = history.rounded(patches if scale == 1 else patches * scale)
+            mean_grad = history.rounded(mean_grad if seen.today.local is None else mean_grad * seen.today.local)
+            row[f"{i}.rows"] = Pieces(mean_grad, patches)
+            if not by_euler:
+                add_to(at, "mean", C.project(mean_grad.unsqueeze(0), weight)[0])
+                add_to(at, "samples", C.project(patches, weight))
+        if by_euler:
+            at["mean"] = seen.today.mean if seen.bias is None else seen.today.mean - seen.bias
+            at["samples"] = centred if self.centres else centred.add_(at["mean"])
+            if scale != 1:
+                at["samples"] *= scale
+        row["products"] = Pieces(at["mean"], at["samples"])
+        return row
