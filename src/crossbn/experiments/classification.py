@@ -169,6 +169,6 @@ def describe(scale: Scale) -> list[str]:
         "Accuracy is the share of the test images after the last step, training accuracy that of the training images "
         "since the point of the curve before, seen in training mode. Seeds change the initial weights and the order of "
         "the images, and all norms have the same ones.",
-        "Differences are mean differences between runs of the same seed, in points. A question mark stands where one is "
-        "less than twice its standard error over the seeds and may be chance; with three seeds others may be, too.",
+        "Differences are mean differences between runs of the same seed, in points. A question mark stands where one "
+        "is less than twice its standard error over the seeds and may be chance; with few seeds others may be, too.",
     ]

@@ -21,13 +21,11 @@ def cells(scale: Scale) -> Cells:
     """Return the cells by what they are called."""
     size = BATCH_SIZE[scale]
     window = window_for(size)
-    own, wide, bn = cbn(size), cbn(size, 2 * window), plain("bn", size)
+    own, bn = cbn(size), plain("bn", size)
     return {
         **{"BN": bn, "BN, recalibrated": varied(bn, "recalibrated"), "CBN": own},
-        **{f"CBN, votes of {rate}^age": varied(own, f"votes {rate}") for rate in ("0.9", "0.7")},
+        "CBN, votes of 0.7^age": varied(own, "votes 0.7"),
         f"CBN, window from 2 to {window}": varied(own, "growing from 2"),
-        f"CBN, window from 2 to {2 * window}": varied(wide, "growing from 2"),
-        f"CBN, window {2 * window}": wide,
         **{f"CBN, {name}": varied(own, name) for name in ("extrapolated", "recalibrated")},
         "exact, own layer": exact(size, "own"),
     }
@@ -52,8 +50,8 @@ def notes(scale: Scale) -> list[str]:
         f"Batches of {size}, a window of {window} where no other is named. CBN counts each step of its window alike. "
         "Exact, own layer, is what it approximates, see `reproduce bound`; what it lacks are the weight changes of the "
         "layers before. At small scale this table has five seeds, where others have three.",
-        "Votes of r^age: a remembered step counts r to the power of its age, today's step 1.",
-        f"Window from 2 to {window} or {2 * window}: it grows as the learning rate falls, so that weights move about "
+        "Votes of 0.7^age: a remembered step counts 0.7 to the power of its age, today's step 1.",
+        f"Window from 2 to {window}: it grows as the learning rate falls, so that weights move about "
         "as far over any window: 2 times the learning rate at the end of the burn-in over today's, rounded down.",
         "Extrapolated: remembered moments are moved on, in proportion to their age, by a slow average (0.02 a step) of "
         "what they turned out to lack beside today's.",
