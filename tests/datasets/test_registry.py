@@ -80,7 +80,7 @@ def test_imagenet_is_found(places: Places, tmp_path: Path) -> None:
 def test_imagenet_is_not_found(places: Places) -> None:
     make_classes(places.folder / "train", 3)  # of something else
     place = places.folder / "imagenet" / "train"
-    with pytest.raises(DataError, match=f"ImageNet is not in {place}: put a folder .* --data or CROSSBN_DATA"):
+    with pytest.raises(DataError, match=f"ImageNet is not in {place}: put a folder .* --data-folder or CROSSBN_DATA"):
         imagenet_folder(train=True)
     make_classes(place, 1)
     with pytest.raises(DataError, match=f"{place} has 1 classes in place of ImageNet's 2"):
