@@ -403,9 +403,7 @@ int NAME(remember_samples)(const struct site *site, int64_t start, IN x, int64_t
     memcpy(kept_mean, mean, (size_t)c * sizeof(REAL));
     memcpy(kept_var, var, (size_t)c * sizeof(REAL));
     *kept_count = (REAL)(site->n * site->s);
-    memset(rows + (1 + m) * size, 0, (size_t)((room - m) * size) * sizeof(REAL));
-    memset(products + (1 + m) * c, 0, (size_t)((room - m) * c) * sizeof(REAL));
-    memset(centred + (1 + m) * c, 0, (size_t)((room - m) * c) * sizeof(REAL));
+    memset(centred + (1 + m) * c, 0, (size_t)((room - m) * c) * sizeof(REAL)); /* so that old rows add nothing */
     return 1;
 }
 
