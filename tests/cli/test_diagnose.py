@@ -219,7 +219,8 @@ def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--model", "nowhere:net"], "there is no module 'nowhere'"),
+        (["--model", "nowhere:net"], "'nowhere:net' cannot be imported: No module named 'nowhere'"),
+        (["--model", f"{OWN}:squares"], "cannot be called with no arguments: its signature is (output: "),
         (["--model", "resnet"], "torchvision has no classification model 'resnet'"),
         (["--data", "faces"], f"there is no data 'faces'; there is {KNOWN}, and package.module:function for your own"),
         (["--data", "cifar10", "--channels", "2"], "the images of cifar10 have 3 channels, which can be made 1, not 2"),
@@ -259,6 +260,7 @@ def test_usage_errors(words: list[str], complaint: str) -> None:
             ["--data", f"{OWN}:eleven"],
             "there is no loss of output (2, 10) and target (2,): Target 10 is out of bounds.",
         ),
+        (["--model", f"{OWN}:nothing"], "the model's function returned None, which is no torch.nn.Module"),
         (["--model", f"{OWN}:telling"], "and target (4,): the output is no tensor of scores; --loss names a function"),
         (["--loss", f"{OWN}:each"], "the loss is (4,) in place of one number"),
         (["--loss", f"{OWN}:unrelated"], "the loss does not depend on the model's weights"),

@@ -21,7 +21,7 @@ from crossbn.cli.extras import require
 from crossbn.cli.folding import fold_names
 from crossbn.cli.losses import Loss, compute_loss, find_loss
 from crossbn.cli.mistakes import MistakeError
-from crossbn.cli.named import look_here
+from crossbn.cli.named import find_function
 from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.convert import convert_
 from crossbn.cost import surroundings
@@ -125,9 +125,9 @@ def diagnose(
 
 
 def _find(name: str) -> Build:
-    look_here()
-    if ":" not in name:
-        require("torchvision", extra="vision")
+    if ":" in name:
+        return find_function(name, "--model", 0)
+    require("torchvision", extra="vision")
     try:
         return find_model(name)
     except ValueError as error:
@@ -136,7 +136,10 @@ def _find(name: str) -> Build:
 
 def _network(build: Build, settings: dict[str, Any], batch: Batch, loss: Loss) -> nn.Module:
     """Return the converted model, after a look at whether it runs."""
-    network = build().train()
+    network = build()
+    if not isinstance(network, nn.Module):
+        fail(f"the model's function returned {network!r}, which is no torch.nn.Module")
+    network.train()
     with undisturbed(network):
         compute_loss(network, loss, *batch)
     report = convert_(network, example_inputs=batch[:1], **settings)
