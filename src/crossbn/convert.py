@@ -48,6 +48,7 @@ def convert_(
     process_group: dist.ProcessGroup | None = None,
     history_dtype: torch.dtype | None = None,
     layers: int = 1,
+    decay: float = 1.0,
     unpaired: str = "pool",
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     pairs: Mapping[str, str | Sequence[str]] | None = None,
@@ -70,6 +71,7 @@ def convert_(
         sync: pool over processes too. A `SyncBatchNorm` is synchronized in any case.
         process_group: the processes, with `sync`.
         history_dtype: torch.bfloat16 halves the memory of the history.
+        decay: vote of a remembered step for each step of its age; 1 counts all alike, as the paper does.
         layers: 2 compensates for the weights of the operator before the previous norm as well. Slow, and memory for
             each norm's channels times that operator's weights: for small networks.
         unpaired: what becomes of a norm that no linear operator feeds: "pool", "bn" (left alone) or "error".
@@ -98,6 +100,7 @@ def convert_(
         process_group,
         history_dtype,
         layers,
+        decay,
     )
     if unpaired not in ("pool", "bn", "error"):
         raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")

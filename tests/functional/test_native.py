@@ -125,11 +125,11 @@ class Dense(nn.Module):
         return F.relu(self.norm4(self.conv3(F.relu(self.norm3(x), inplace=True))))
 
 
-def train(network: nn.Module, steps: int = 7) -> tuple[Tensor, ...]:
+def train(network: nn.Module, steps: int = 7, decay: float = 1.0) -> tuple[Tensor, ...]:
     """Train in float64; return everything that has come of it."""
     torch.manual_seed(1)
     network = copy.deepcopy(network).double()
-    crossbn.convert_(network, window=4)
+    crossbn.convert_(network, window=4, decay=decay)
     optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     scores = []
     for step in range(steps):

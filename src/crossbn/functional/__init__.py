@@ -12,7 +12,7 @@ from crossbn.functional.geometry import (
 from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
 from crossbn.functional.normalize import Followed, Jacobian, follow_weight, normalize
 from crossbn.functional.plan import Plan, choose_plan
-from crossbn.functional.pooling import Pooled, equal_votes, pool
+from crossbn.functional.pooling import Pooled, equal_votes, pool, votes_by_age
 from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
 from crossbn.functional.site import Site
 from crossbn.functional.taylor import compensate, project, project_var, spread
@@ -50,4 +50,5 @@ __all__ = [
     "spread",
     "unflatten_weight",
     "var_grad",
+    "votes_by_age",
 ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-_INTERFACE = 2
+_INTERFACE = 3
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads

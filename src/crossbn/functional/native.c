@@ -23,7 +23,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #include <string.h>
 
 /* Raised whenever an argument changes: a library compiled from an older file is not used. */
-int crossbn_interface(void) { return 2; }
+int crossbn_interface(void) { return 3; }
 
 /* Two versions of the loops, chosen when the library is loaded: for processors with AVX2, and for all. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -142,6 +142,7 @@ struct NAME(batch) {
     REAL *today_mean, *today_var, *mean, *var;
     const REAL *gamma, *beta;
     double eps;
+    const REAL *votes; /* of the remembered steps, today's being 1; null: all are 1 */
     REAL *y;
 };
 
@@ -264,25 +265,28 @@ static void NAME(gather)(const struct site *site, int64_t start, IN x, int64_t x
     }
 }
 
-/* Pool a channel's moments with the remembered ones at today's weights, each step with one vote (see pooling.py).
+/* Pool a channel's moments with the remembered ones at today's weights, each step with its vote (see pooling.py).
  * `own` becomes d var / d past var, `towards` the coefficient of the mean patches in d var / dW. */
 static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN past_mean, IN past_var,
                        const REAL *shift, const REAL *slope, REAL *own, REAL *towards) {
     const int64_t c = batch->c;
-    const REAL share = (REAL)(1.0 / (double)(1 + r)), today = batch->today_mean[j];
-    REAL moved[MOST_STEPS], centre = today;
+    const REAL today = batch->today_mean[j];
+    REAL moved[MOST_STEPS], votes[MOST_STEPS], all = 1, centre = today;
     for (int64_t t = 0; t < r; t++) {
         moved[t] = past_mean[t * c + j] + shift[t];
-        centre += moved[t];
+        votes[t] = batch->votes == 0 ? 1 : batch->votes[t];
+        all += votes[t];
+        centre += votes[t] * moved[t];
     }
+    const REAL share = 1 / all;
     centre *= share;
     REAL total = batch->today_var[j] + (today - centre) * (today - centre);
     for (int64_t t = 0; t < r; t++) {
         const REAL deviation = moved[t] - centre;
         const REAL past = past_var[t * c + j] + slope[t] - shift[t] * shift[t];
-        own[t] = past >= 0 ? share : 0;
-        total += (past >= 0 ? past : 0) + deviation * deviation;
-        towards[t] = 2 * share * deviation - 2 * own[t] * shift[t];
+        own[t] = past >= 0 ? share * votes[t] : 0;
+        total += votes[t] * ((past >= 0 ? past : 0) + deviation * deviation);
+        towards[t] = 2 * share * votes[t] * deviation - 2 * own[t] * shift[t];
     }
     batch->mean[j] = centre;
     batch->var[j] = total * share;

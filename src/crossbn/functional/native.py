@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional.library import NUMBER, POINTER, REAL, functions
+from crossbn.functional.pooling import Votes
 
 MOST_STEPS = 63
 """Remembered steps that can be pooled."""
@@ -145,6 +146,7 @@ class _Batch(ctypes.Structure):
         *((name, NUMBER) for name in ("images", "channels", "space", "x_stride")),
         *((name, POINTER) for name in ("today_mean", "today_var", "mean", "var", "gamma", "beta")),
         ("eps", REAL),
+        ("votes", POINTER),
         ("y", POINTER),
     )
 
@@ -155,6 +157,7 @@ class Batch:
     Args:
         x: input [N, C, ...].
         moments: its mean and biased variance, if they are known already.
+        votes: of the remembered steps.
         normalize: gamma, beta and eps; None if that is done elsewhere. Moments must not be known then.
     """
 
@@ -162,9 +165,10 @@ class Batch:
         self,
         x: Tensor,
         moments: tuple[Tensor, Tensor] | None,
+        votes: Votes,
         normalize: tuple[Tensor | None, Tensor | None, float] | None = None,
     ) -> None:
-        known = moments is not None
+        known, self.votes = moments is not None, votes
         self.today_mean, self.today_var = moments or (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
         self.mean, self.var = torch.empty_like(self.today_mean), torch.empty_like(self.today_mean)
         self.y = None if normalize is None else torch.empty(x.shape, dtype=x.dtype)
@@ -173,7 +177,8 @@ class Batch:
             *(None if known else x.data_ptr(), *_extent(x)),
             *(self.today_mean.data_ptr(), self.today_var.data_ptr(), self.mean.data_ptr(), self.var.data_ptr()),
             *(None if each is None else each.data_ptr() for each in (gamma, beta)),
-            *(eps, None if self.y is None else self.y.data_ptr()),
+            *(eps, None if votes.each is None else votes.each.data_ptr()),
+            None if self.y is None else self.y.data_ptr(),
         )
 
 

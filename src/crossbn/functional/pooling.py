@@ -79,6 +79,33 @@ def pool(
     return Pooled(pooled_mean, pooled_var, share, weight, valid, past_deviation)
 
 
+class Votes(NamedTuple):
+    """How much each step counts in the averages, where that does not depend on the channel."""
+
+    each: Tensor | None
+    """[R]: the remembered steps', today's being 1; None if all are 1."""
+    weight: Tensor
+    """[R, 1]: the same over their sum with today's."""
+    share: Tensor
+    """[1]: today's, over the same."""
+
+
+@functools.lru_cache(1024)
+def votes_by_age(steps: int, slot: int, decay: float, dtype: torch.dtype, device: torch.device) -> Votes:
+    """Return `decay` to the power of each step's age, in a ring where the next one goes to `slot`.
+
+    Example:
+        >>> votes_by_age(3, 1, 0.5, torch.float64, torch.device("cpu")).each
+        tensor([0.5000, 0.1250, 0.2500], dtype=torch.float64)
+    """
+    if decay == 1:
+        return Votes(None, *equal_votes(steps, dtype, device))
+    ages = (slot - 1 - torch.arange(steps, device=device)) % steps + 1
+    each = torch.pow(decay, ages.to(dtype))
+    share = (1 + each.sum()).reciprocal().reshape(1)
+    return Votes(each, (each * share).unsqueeze(1), share)
+
+
 @functools.lru_cache(256)
 def equal_votes(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the weight of each of the remembered steps [R, 1], and today's [1], where all count the same."""

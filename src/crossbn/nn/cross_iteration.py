@@ -76,9 +76,22 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         process_group: dist.ProcessGroup | None = None,
         history_dtype: torch.dtype | None = None,
         layers: int = 1,
+        decay: float = 1.0,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        pooling = window, burn_in, order, positions, backward, invalid, sync, process_group, history_dtype, layers
+        pooling = (
+            window,
+            burn_in,
+            order,
+            positions,
+            backward,
+            invalid,
+            sync,
+            process_group,
+            history_dtype,
+            layers,
+            decay,
+        )
         self.adopt_(Settings(*pooling), like=torch.empty(0, device=device, dtype=dtype))
 
     def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
@@ -245,7 +258,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if len(statistics) == 1 and statistics[0].finite is True and statistics[0].several is True:
             return self._move_running(statistics[0].mean, statistics[0].var, statistics[0].bessel, True, True)
         mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
-        bessel = _joined([torch.as_tensor(each.bessel, device=mean.device) for each in statistics], statistics)
+        bessel = _joined(
+            [torch.as_tensor(each.bessel, dtype=mean.dtype, device=mean.device) for each in statistics], statistics
+        )
         several = all(each.several is True for each in statistics) or _joined(
             [torch.as_tensor(each.several, device=mean.device) for each in statistics], statistics
         )

@@ -44,9 +44,8 @@ class Gradients(Form):
         """Pool a batch with what is remembered, in compiled code; return how the result follows the weight."""
         past = C.native.Gradients(rings["0.mean_grad"], rings["0.var_grad"], rings["mean_at"], rings["var_at"])
         finite, towards, rest = C.native.pool_gradients(batch, rings["mean"], rings["var"], weight, past)
-        votes, _ = C.equal_votes(towards.shape[0], towards.dtype, towards.device)
         rows = past.mean_grad.unsqueeze(1).clone()
-        return C.Jacobian(rows, votes, towards.unsqueeze(1), rest) if finite else None
+        return C.Jacobian(rows, batch.votes.weight, towards.unsqueeze(1), rest) if finite else None
 
     def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
         """Write a step to its place in the history, in compiled code; False if its input is not finite."""

@@ -86,6 +86,12 @@ class History:
             rings = {name: ring.to(dtype) for name, ring in rings.items()}
         return rings, present
 
+    def aged_votes(self, decay: float, recalled: Tensor, present: Tensor | None) -> Tensor:
+        """Return `decay` to the power of each step's age, [R], 0 for those that are not `present`."""
+        ages = (self.pushed - 1 - torch.arange(len(recalled), device=self.pushed.device)) % len(recalled) + 1
+        each = torch.pow(decay, ages.to(recalled.dtype))
+        return each if present is None else each * present
+
     def completed(self, row: Row) -> Row:
         """Return `row` with 0 for what it lacks."""
         lacking = {name: torch.zeros_like(ring[0]) for name, ring in self.rings.items() if name not in row}

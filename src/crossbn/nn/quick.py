@@ -41,16 +41,17 @@ def observe(
     if not C.library.fit(x, y, weight, rings["mean"], *parameters) or not C.Site.has_room(producer.geometry, x):
         return None
     assert source.form is not None
-    batch = C.native.Batch(x, moments, affine)
+    slot = int(source.history.pushed) % source.history.slots
+    votes = C.votes_by_age(rings["mean"].shape[0], slot, norm.settings.decay, x.dtype, x.device)
+    batch = C.native.Batch(x, moments, votes, affine)
     jacobian = source.form.pool(rings, weight, batch)
     if jacobian is None:
         return None
     counted = sum(rings["count"].tolist()) + positions
-    _, share = C.equal_votes(rings["count"].shape[0], x.dtype, x.device)
     if remember:
         _write(source, x, y, batch)
     bessel = counted / (counted - 1)
-    return Statistics(batch.mean, batch.var, share, bessel, True, positions, True, (jacobian,), None), batch.y
+    return Statistics(batch.mean, batch.var, votes.share, bessel, True, positions, True, (jacobian,), None), batch.y
 
 
 def _is_usual(source: Source, settings: Settings) -> bool:

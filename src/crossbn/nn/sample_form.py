@@ -64,8 +64,7 @@ class Samples(Form):
         rows, at = rings["0.rows"], rings["products"]
         product = C.project(rows.flatten(0, 1), weight).view_as(at)
         finite = C.native.pool_samples(batch, rings["mean"], rings["var"], product, at, rings["centred"])
-        votes, _ = C.equal_votes(at.shape[0], at.dtype, at.device)
-        return C.Jacobian(rows.clone(), votes, product, None) if finite else None
+        return C.Jacobian(rows.clone(), batch.votes.weight, product, None) if finite else None
 
     def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
         """Write a step to its place in the history, in compiled code; False if its input is not finite."""

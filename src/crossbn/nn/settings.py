@@ -23,6 +23,8 @@ class Settings:
         process_group: None for all processes.
         history_dtype: torch.bfloat16 halves the memory of what is remembered; None for the statistics' own type.
         layers: 2 compensates for the weights before the previous norm as well, see `deeper`; slow, for small networks.
+        decay: vote of a remembered step for each step of its age, today's having one: 1 is the paper's equal votes, 0.7
+            trusts old steps less, whose statistics lack what earlier layers have changed since.
     """
 
     window: int = 4
@@ -35,6 +37,7 @@ class Settings:
     process_group: dist.ProcessGroup | None = None
     history_dtype: torch.dtype | None = None
     layers: int = 1
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         _check_integer("window", self.window, 1)
@@ -47,6 +50,8 @@ class Settings:
         _check_choice("invalid", self.invalid, ("max", "drop"))
         _check_choice("history_dtype", self.history_dtype, (None, torch.bfloat16))
         _check_choice("layers", self.layers, (1, 2))
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
         if self.layers == 2 and self.order != 1:
             raise ValueError(f"layers=2 is of order 1, got order={self.order}")
         if self.layers == 2 and self.sync:

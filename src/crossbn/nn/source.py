@@ -228,6 +228,8 @@ class Source:
         biases = [producer.bias.to(mean.dtype) for producer in used if producer.bias is not None]
         bias = total(biases) if biases else None
         rings, present = history.recall()
+        if settings.decay != 1:
+            present = history.aged_votes(settings.decay, rings["mean"], present)
         past = self._recollect(rings, weights)
         today = Today(mean, var, x.numel() // x.shape[1], finite, None if past is None else past.drift, None)
         if (group := settings.active_group) is not None:

@@ -1,0 +1,57 @@
+"""Votes by age: a remembered step counts `decay` to the power of its age."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import crossbn
+from crossbn.functional import library
+from tests.functional.test_native import Dense, train, twice
+
+
+def frozen_statistics(decay: float, compiled: bool, wide: bool, steps: int = 7) -> tuple[Tensor, Tensor]:
+    """Running statistics after steps with frozen weights, and what they should be."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 70 if wide else 3, 3 if not wide else (3, 79), padding=(0, 40 if wide else 0), bias=False)
+    norm = nn.BatchNorm2d(conv.out_channels, momentum=1.0)  # the running mean is the last pooled one
+    network = nn.Sequential(conv, norm).double()
+    crossbn.convert_(network, window=4, decay=decay)
+    batches = [torch.randn(2, 2, 5, 6, dtype=torch.float64) + step for step in range(steps)]
+    with contextlib.nullcontext() if compiled else library.switched_off():
+        for batch in batches:
+            network(batch)
+    votes = [decay**age for age in (3, 2, 1, 0)]
+    means = [conv(batch).detach().mean([0, 2, 3]) for batch in batches[-4:]]
+    assert norm.running_mean is not None
+    return norm.running_mean, sum(vote * mean for vote, mean in zip(votes, means, strict=True)) / sum(votes)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.7, 0.1])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("steps", [7, 8, 9])
+def test_frozen_weights_give_the_weighted_average(decay: float, compiled: bool, wide: bool, steps: int) -> None:
+    torch.testing.assert_close(*frozen_statistics(decay, compiled, wide, steps))
+
+
+@pytest.mark.parametrize("decay", [0.7, 1.0])
+def test_compiled_code_trains_the_same(decay: float) -> None:
+    torch.manual_seed(0)
+    network = Dense()
+    twice(lambda: train(network, decay=decay))
+
+
+def test_votes_change_the_training() -> None:
+    torch.manual_seed(0)
+    network = Dense()
+    plain, aged = train(network), train(network, decay=0.7)
+    assert torch.equal(plain[0], aged[0])  # nothing is remembered yet
+    assert not torch.allclose(plain[2], aged[2])
+
+
+@pytest.mark.parametrize("decay", [0.0, -1.0, 1.1])
+def test_out_of_range(decay: float) -> None:
+    with pytest.raises(ValueError, match=f"decay must be above 0 and at most 1, got {decay}"):
+        crossbn.convert_(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), window=2, decay=decay)
