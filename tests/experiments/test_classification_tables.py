@@ -146,10 +146,12 @@ def test_bounds_are_compared_with_what_they_bound() -> None:
 
 def test_improvements_add_variants_to_runs_of_other_tables() -> None:
     tasks = improvements.configs(Scale.SMALL)
-    assert [len(improvements.configs(scale)) for scale in Scale] == [8 * 5, 8]
+    assert [len(improvements.configs(scale)) for scale in Scale] == [11 * 5, 11]
     others = {task.key for table in (bound, window) for task in table.configs(Scale.SMALL, 5)}
     known = [task for task in tasks if task.key in others]
-    assert names(known) == ["BN, batch 2", "CBN, batch 2, window 8", "exact, own gradient, batch 2, window 8"]
+    assert names(known) == [
+        *("BN, batch 2", "CBN, batch 2, window 8", "exact, own gradient, batch 2, window 8", "BN, batch 4"),
+    ]
     assert all("variant" not in task.settings for task in known)
     assert names(task for task in tasks if "variant" in task.settings) == [
         "BN, batch 2, recalibrated",
@@ -158,13 +160,15 @@ def test_improvements_add_variants_to_runs_of_other_tables() -> None:
             for each in ("votes 0.7", "growing from 2", "extrapolated", "recalibrated")
         ),
     ]
-    assert len(improvements.configs(Scale.SMALL, 1)) == 8
+    assert len(improvements.configs(Scale.SMALL, 1)) == 11
 
 
 def test_improvements_are_compared_with_cbn_and_explained() -> None:
     rows = improvements.rows(results_of(improvements, by_norm))
     assert [row.name for row in rows][:4] == ["BN", "BN, recalibrated", "CBN", "CBN, votes of 0.7^age"]
     assert [row.remark for row in rows[1:4]] == ["-10.0 to CBN", "", "+0.0 to CBN (?)"]
+    assert [row.name for row in rows][-3:] == ["batch 4: BN", "batch 4: CBN", "batch 4: CBN, votes of 0.7^age"]
+    assert [row.remark for row in rows[-3:]] == ["-10.0 to batch 4: CBN", "", "+0.0 to batch 4: CBN (?)"]
     told = " ".join(improvements.notes(Scale.FULL))
     assert "from 2 to 4:" in told
     assert all(word in told for word in ("Votes", "Window from", "Extrapolated", "Recalibrated"))

@@ -74,6 +74,7 @@ def cbn(
     backward: str = "through",
     positions: int | str | None = DEFAULT,
     burn_in: float = BURN_IN,
+    decay: float = 1.0,
 ) -> Cell:
     """Return the cell of a cross-iteration norm; where that is batch norm bit for bit, the cell of batch norm.
 
@@ -84,6 +85,7 @@ def cbn(
         backward: "through" or "detached".
         positions: None for all; DEFAULT for what the scale has.
         burn_in: share of the training.
+        decay: of the votes.
 
     Example:
         >>> cbn(32) == plain("bn", 32), cbn(4, 2, order=0).name
@@ -97,6 +99,8 @@ def cbn(
         options["backward"] = backward
     if order and positions != DEFAULT:
         options["positions"] = positions
+    if decay != 1:
+        options["decay"] = decay
     return Cell("cbn" if order else "naive_cbn", batch_size, window, options, burn_in)
 
 
