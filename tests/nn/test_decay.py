@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn.functional import library
+from crossbn.nn.history import History
 from tests.functional.test_native import Dense, train, twice
 
 
@@ -22,8 +23,8 @@ def frozen_statistics(decay: float, compiled: bool, wide: bool, steps: int = 7) 
     with contextlib.nullcontext() if compiled else library.switched_off():
         for batch in batches:
             network(batch)
-    votes = [decay**age for age in (3, 2, 1, 0)]
     means = [conv(batch).detach().mean([0, 2, 3]) for batch in batches[-4:]]
+    votes = [decay**age for age in reversed(range(len(means)))]
     assert norm.running_mean is not None
     return norm.running_mean, sum(vote * mean for vote, mean in zip(votes, means, strict=True)) / sum(votes)
 
@@ -34,6 +35,14 @@ def frozen_statistics(decay: float, compiled: bool, wide: bool, steps: int = 7) 
 @pytest.mark.parametrize("steps", [7, 8, 9])
 def test_frozen_weights_give_the_weighted_average(decay: float, compiled: bool, wide: bool, steps: int) -> None:
     torch.testing.assert_close(*frozen_statistics(decay, compiled, wide, steps))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 8])
+def test_votes_of_a_history_that_is_not_looked_at(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU and in a compiled step: ages are worked out with tensors, places may be empty."""
+    monkeypatch.setattr(History, "is_readable", False)
+    got, want = frozen_statistics(0.7, True, False, steps)
+    torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("decay", [0.7, 1.0])

@@ -1,7 +1,8 @@
 """Cross-iteration norms that are not the paper's: what might come nearer to exact statistics over the window.
 
 Each variant changes a network whose norms are there, before its training. What it has to know is the length of the
-training (`Span`). Nothing of it is in the norms themselves, which a table has to earn first.
+training (`Span`). A variant has to earn its place in the norms by a table first: `Decaying` has, as their `decay`, and
+stays here for the runs that are recorded under its name.
 """
 
 import math

@@ -79,20 +79,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         decay: float = 1.0,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        pooling = (
-            window,
-            burn_in,
-            order,
-            positions,
-            backward,
-            invalid,
-            sync,
-            process_group,
-            history_dtype,
-            layers,
-            decay,
-        )
-        self.adopt_(Settings(*pooling), like=torch.empty(0, device=device, dtype=dtype))
+        pooling = window, burn_in, order, positions, backward, invalid
+        rest = sync, process_group, history_dtype, layers, decay
+        self.adopt_(Settings(*pooling, *rest), like=torch.empty(0, device=device, dtype=dtype))
 
     def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
         """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
