@@ -8,7 +8,6 @@ from torch import Tensor, nn
 import crossbn
 from crossbn.analysis.variants import (
     VARIANTS,
-    Decaying,
     ExtrapolatingHistory,
     Growing,
     Recalibrated,
@@ -35,15 +34,6 @@ def inputs(count: int) -> list[Tensor]:
     return [torch.randn(4, 3, dtype=torch.float64, generator=generator) * (1 + i) + i for i in range(count)]
 
 
-def weighted(steps: list[Tensor], votes: list[float]) -> tuple[Tensor, Tensor]:
-    """Mean and variance over steps [N, C], each with its vote, from first and second moments."""
-    total = sum(votes)
-    mean = sum(vote / total * x.mean(0) for vote, x in zip(votes, steps, strict=True))
-    square = sum(vote / total * x.square().mean(0) for vote, x in zip(votes, steps, strict=True))
-    assert isinstance(mean, Tensor)
-    return mean, square - mean.square()
-
-
 def running_mean(model: nn.Sequential) -> Tensor:
     norm = model[1]
     assert isinstance(norm, CrossIterBatchNorm1d)
@@ -51,44 +41,9 @@ def running_mean(model: nn.Sequential) -> Tensor:
     return norm.running_mean
 
 
-def test_decayed_votes_give_the_weighted_average() -> None:
-    model = one_layer()
-    give_votes_(model, Decaying(0.7))
-    seen: list[Tensor] = []
-    for y in inputs(10):  # round the ring more than twice
-        out = model(y)
-        seen.insert(0, model[0](y).detach())
-        votes = [0.7**age for age in range(min(len(seen), WINDOW))]
-        mean, var = weighted(seen[:WINDOW], votes)
-        torch.testing.assert_close(out, (seen[0] - mean) / (var + 1e-5).sqrt())
-        torch.testing.assert_close(running_mean(model), mean)
-
-
-def test_gradients_of_decayed_votes_are_those_of_the_formula() -> None:
-    """Order 2 on all positions is exact for one layer: the old batches, at today's weights, give everything."""
-    model = one_layer(order=2, positions=None)
-    give_votes_(model, Decaying(0.6))
-    linear = model[0]
-    assert isinstance(linear, nn.Linear)
-    weight = linear.weight
-    seen: list[Tensor] = []
-    for y in inputs(7):
-        y = y.requires_grad_()
-        seen.insert(0, y)
-        x = [each @ weight.T for each in (y, *(old.detach() for old in seen[1:WINDOW]))]
-        mean, var = weighted(x, [0.6**age for age in range(len(x))])
-        expected = (x[0] - mean) / (var + 1e-5).sqrt()
-        out = model(y)
-        torch.testing.assert_close(out, expected)
-        ours, slowly = (torch.autograd.grad(each.pow(3).sum(), [weight, y]) for each in (out, expected))
-        torch.testing.assert_close(ours, slowly)
-        with torch.no_grad():
-            weight.add_(torch.randn_like(weight) * 0.1)
-
-
-def test_undecayed_votes_are_those_of_the_norm() -> None:
+def test_a_window_that_has_grown_is_that_of_the_norm() -> None:
     plain, voting = network(window=3), network(window=3)
-    give_votes_(voting, Decaying(1.0))
+    give_votes_(voting, Growing(3, Span(steps=6, burn_in=0)))
     steps = [batch(step) for step in range(6)]
     torch.testing.assert_close(train(voting, steps), train(plain, steps))
 
@@ -231,4 +186,4 @@ def test_goes_on_from_its_state(name: str, copied: bool) -> None:
 
 def test_variants_of_norms_need_norms() -> None:
     with pytest.raises(ValueError, match="this one has no cross-iteration norm"):
-        give_votes_(nn.Sequential(nn.BatchNorm1d(2)), Decaying(0.5))
+        give_votes_(nn.Sequential(nn.BatchNorm1d(2)), Growing(2, Span(steps=6, burn_in=0)))

@@ -15,7 +15,7 @@ def test_different_trainings_have_different_names() -> None:
         *(plain("bn", 2), plain("gn", 2), plain("bn", 4), cbn(2), cbn(2, 4), cbn(2, order=0), cbn(2, order=2)),
         *(cbn(2, backward="detached"), cbn(2, positions=16), cbn(2, positions=None), cbn(2, burn_in=0.5)),
         *(cbn(2, order=0, burn_in=0.0), exact(2, "own"), exact(2, "full"), exact(2, "full", 4)),
-        *(varied(cbn(2), "votes 0.9"), varied(cbn(2), "votes 0.7"), varied(cbn(2, 16), "votes 0.7")),
+        *(cbn(2, decay=0.9), cbn(2, decay=0.7), varied(cbn(2), "extrapolated"), varied(cbn(2, 16), "extrapolated")),
     ]
     names = [cell.name for cell in cells]
     assert len(set(names)) == len(cells)

@@ -9,6 +9,7 @@ from crossbn.experiments import (
     bound,
     burn_in,
     compensation,
+    decay,
     improvements,
     norms,
     order,
@@ -35,7 +36,7 @@ def names(tasks: Iterable[Task]) -> list[str]:
 def test_all_tables_are_there() -> None:
     assert set(TABLES) == {
         *("norms", "batch_size", "architectures", "window", "compensation"),
-        *("burn_in", "order", "backward", "positions", "bound", "improvements"),
+        *("burn_in", "order", "backward", "positions", "bound", "decay", "improvements"),
     }
 
 
@@ -55,21 +56,19 @@ def test_a_table_shows_each_of_its_runs_and_ignores_others(name: str, scale: Sca
 
 def test_tables_share_their_runs() -> None:
     done = set(names(batch_size.configs(Scale.SMALL)))
-    assert len(done) == 23  # 6 sizes of 4 norms, CBN being BN at 2 of them, and a wider window
+    assert len(done) == 27  # 6 sizes of 4 norms, CBN being BN at 2 of them, 2 more at 2 sizes, and a wider window
     missing = {}
-    for name in ("compensation", "order", "backward", "window", "bound", "norms"):
+    for name in ("compensation", "order", "backward", "window", "bound", "norms", "decay"):
         fresh = [each for each in names(TABLES[name].configs(Scale.SMALL)) if each not in done]
         done.update(fresh)
         missing[name] = fresh
     own = "batch 2, window 8"
-    assert missing["compensation"] == [f"naive CBN, {own}"]
+    assert missing["compensation"] == missing["backward"] == []
     assert missing["order"] == [f"CBN, {own}, order 2"]
-    assert missing["backward"] == [f"CBN, {own}, backward detached"]
-    assert missing["window"] == [f"{norm}, batch 2, window {k}" for k in (2, 4) for norm in ("CBN", "naive CBN")] + [
-        f"{norm}, batch 2, window 16" for norm in ("CBN", "naive CBN")
-    ]
+    assert missing["window"] == [f"{norm}, batch 2, window {k}" for k in (2, 4, 16) for norm in ("CBN", "naive CBN")]
     assert missing["bound"] == [f"exact, {each} gradient, {own}" for each in ("none", "own", "full")]
     assert missing["norms"] == ["IN, batch 2", "LN, batch 2"]
+    assert len(missing["decay"]) == 12  # 3 rates at 4 sizes
 
 
 def test_norms_stand_beside_the_paper_s() -> None:
@@ -83,8 +82,9 @@ def test_norms_stand_beside_the_paper_s() -> None:
 def test_batch_sizes_have_a_wider_window_at_1() -> None:
     rows = batch_size.rows(results_of(batch_size, by_norm))
     assert [row.name for row in rows] == [f"batch {size}" for size in (32, 16, 8, 4, 2, 1)]
-    assert rows[-1].ours.keys() == {"BN", "GN", "BRN", "CBN", "CBN, k = 16"}
-    assert rows[-2].remark == "+10.0 to BN, +10.0 to GN, +10.0 to BRN"
+    assert rows[-1].ours.keys() == {"BN", "GN", "BRN", "CBN", "naive", "detached", "CBN, k = 16"}
+    assert rows[-2].remark == "+10.0 to BN, +10.0 to GN, +10.0 to BRN, +10.0 to naive, +0.0 to detached (?)"
+    assert rows[-3].ours.keys() == {"BN", "GN", "BRN", "CBN"}
     assert rows[0].remark == "+0.0 to GN (?), +0.0 to BRN (?)"
 
 
@@ -144,34 +144,39 @@ def test_bounds_are_compared_with_what_they_bound() -> None:
     assert rows[5].remark == "-10.0 to CBN"
 
 
+def test_decay_is_compared_at_each_batch_size() -> None:
+    rows = decay.rows(results_of(decay, by_norm))
+    assert [row.name for row in rows] == [f"batch {size}" for size in (8, 4, 2, 1)]
+    assert rows[0].remark == "+10.0 to BN, +0.0 to CBN (?), +0.0 to decay 0.85 (?), +0.0 to decay 0.5 (?)"
+    tasks = {task.name: task.settings for task in decay.configs(Scale.FULL)}
+    assert tasks["CBN, batch 8, window 2, decay 0.5"]["norm_options"] == {"decay": 0.5, "positions": None}
+    assert [len(decay.configs(scale)) for scale in Scale] == [20 * 5, 20]
+
+
 def test_improvements_add_variants_to_runs_of_other_tables() -> None:
     tasks = improvements.configs(Scale.SMALL)
-    assert [len(improvements.configs(scale)) for scale in Scale] == [11 * 5, 11]
-    others = {task.key for table in (bound, window) for task in table.configs(Scale.SMALL, 5)}
+    assert [len(improvements.configs(scale)) for scale in Scale] == [8 * 5, 8]
+    others = {task.key for table in (bound, decay) for task in table.configs(Scale.SMALL, 5)}
     known = [task for task in tasks if task.key in others]
     assert names(known) == [
-        *("BN, batch 2", "CBN, batch 2, window 8", "exact, own gradient, batch 2, window 8", "BN, batch 4"),
+        *("BN, batch 2", "CBN, batch 2, window 8", "CBN, batch 2, window 8, decay 0.7"),
+        "exact, own gradient, batch 2, window 8",
     ]
     assert all("variant" not in task.settings for task in known)
     assert names(task for task in tasks if "variant" in task.settings) == [
         "BN, batch 2, recalibrated",
-        *(
-            f"CBN, batch 2, window 8, {each}"
-            for each in ("votes 0.7", "growing from 2", "extrapolated", "recalibrated")
-        ),
+        *(f"CBN, batch 2, window 8, {each}" for each in ("growing from 2", "extrapolated", "recalibrated")),
     ]
-    assert len(improvements.configs(Scale.SMALL, 1)) == 11
+    assert len(improvements.configs(Scale.SMALL, 1)) == 8
 
 
 def test_improvements_are_compared_with_cbn_and_explained() -> None:
     rows = improvements.rows(results_of(improvements, by_norm))
-    assert [row.name for row in rows][:4] == ["BN", "BN, recalibrated", "CBN", "CBN, votes of 0.7^age"]
+    assert [row.name for row in rows][:4] == ["BN", "BN, recalibrated", "CBN", "CBN, decay 0.7"]
     assert [row.remark for row in rows[1:4]] == ["-10.0 to CBN", "", "+0.0 to CBN (?)"]
-    assert [row.name for row in rows][-3:] == ["batch 4: BN", "batch 4: CBN", "batch 4: CBN, votes of 0.7^age"]
-    assert [row.remark for row in rows[-3:]] == ["-10.0 to batch 4: CBN", "", "+0.0 to batch 4: CBN (?)"]
     told = " ".join(improvements.notes(Scale.FULL))
     assert "from 2 to 4:" in told
-    assert all(word in told for word in ("Votes", "Window from", "Extrapolated", "Recalibrated"))
+    assert all(word in told for word in ("Decay", "Window from", "Extrapolated", "Recalibrated"))
 
 
 def test_architectures_are_networks_by_norms() -> None:

@@ -1,15 +1,14 @@
 """Cross-iteration norms that are not the paper's: what might come nearer to exact statistics over the window.
 
 Each variant changes a network whose norms are there, before its training. What it has to know is the length of the
-training (`Span`). A variant has to earn its place in the norms by a table first: `Decaying` has, as their `decay`, and
-stays here for the runs that are recorded under its name.
+training (`Span`). A variant has to earn its place in the norms by a table first; votes that fall with age have, as
+`decay`, and are no longer here.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,23 +32,6 @@ class Span(NamedTuple):
 
 Votes = Callable[[Tensor, Tensor], Tensor]
 """From the ages [R] of remembered steps, 1 for the latest, and how many have been remembered []: their weights [R]."""
-
-
-@dataclass(frozen=True)
-class Decaying:
-    """Votes of `rate ** age`; today's is 1.
-
-    Example:
-        >>> Decaying(0.5)(torch.tensor([1.0, 2.0, 3.0]), torch.tensor(3))
-        tensor([0.5000, 0.2500, 0.1250])
-    """
-
-    rate: float
-
-    def __call__(self, ages: Tensor, pushed: Tensor) -> Tensor:
-        """Return the votes."""
-        del pushed
-        return self.rate**ages
 
 
 @dataclass(frozen=True)
@@ -221,13 +203,7 @@ class Recalibrated(nn.Module):
 Variant = Callable[[nn.Module, Span], nn.Module]
 
 
-def _decay(network: nn.Module, _: Span, rate: float) -> nn.Module:
-    return give_votes_(network, Decaying(rate))
-
-
 VARIANTS: Mapping[str, Variant] = {
-    "votes 0.9": partial(_decay, rate=0.9),
-    "votes 0.7": partial(_decay, rate=0.7),
     "growing from 2": lambda network, span: give_votes_(network, Growing(2, span)),
     "extrapolated": lambda network, _: extrapolate_(network, 0.02),
     "recalibrated": lambda network, _: Recalibrated(network, 128),

@@ -15,9 +15,11 @@ TITLE = "Accuracy by batch size: BN, GN, BRN and CBN"
 ALONE = False
 SIZES = (32, 16, 8, 4, 2, 1)
 NORMS = ("BN", "GN", "BRN", "CBN")
+NAIVE, DETACHED = "naive", "detached"
+"""Where CBN matters most, CBN without compensation, and without its gradient."""
 WIDER = "CBN, k = 16"
 """At batch size 1 the paper's window of 8 holds half the examples that it holds elsewhere."""
-MEASURES: tuple[Measure, ...] = tuple(Measure(name, f"{name}, %", ".1f") for name in (*NORMS, WIDER))
+MEASURES: tuple[Measure, ...] = tuple(Measure(name, f"{name}, %", ".1f") for name in (*NORMS, NAIVE, DETACHED, WIDER))
 
 
 def grid() -> Mapping[str, Cells]:
@@ -27,6 +29,8 @@ def grid() -> Mapping[str, Cells]:
 
 def _row(size: int) -> Cells:
     row = {"BN": plain("bn", size), "GN": plain("gn", size), "BRN": plain("brn", size), "CBN": cbn(size)}
+    if size <= 2:
+        row |= {NAIVE: cbn(size, order=0), DETACHED: cbn(size, backward="detached")}
     return {**row, WIDER: cbn(size, 16)} if size == 1 else row
 
 
@@ -45,7 +49,8 @@ def notes(scale: Scale) -> list[str]:
     return [
         *describe(scale),
         "CBN's window is the paper's, 8 at batch sizes 1 and 2, 4 at 4, 2 at 8; at 16 and 32 it is 1, and CBN is BN: "
-        "one run stands in both columns.",
+        "one run stands in both columns. At 1 and 2 CBN stands beside itself without compensation (naive) and without "
+        "the gradient through it (detached).",
         "All batch sizes see the same images equally often, so that large ones take few steps, at small scale fewer "
         "than they need: where accuracy falls towards large batches, for GN as well, whose statistics do not depend on "
         "the batch, steps are lacking and not statistics. Compare norms within a row.",

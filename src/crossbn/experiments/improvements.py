@@ -24,31 +24,21 @@ def cells(scale: Scale) -> Cells:
     own, bn = cbn(size), plain("bn", size)
     return {
         **{"BN": bn, "BN, recalibrated": varied(bn, "recalibrated"), "CBN": own},
-        "CBN, votes of 0.7^age": varied(own, "votes 0.7"),
+        "CBN, decay 0.7": cbn(size, decay=0.7),
         f"CBN, window from 2 to {window}": varied(own, "growing from 2"),
         **{f"CBN, {name}": varied(own, name) for name in ("extrapolated", "recalibrated")},
         "exact, own layer": exact(size, "own"),
     }
 
 
-def larger_cells(scale: Scale) -> Cells:
-    """Return the cells at twice the batch size: whether what helps does so where BN does not suffer."""
-    size = 2 * BATCH_SIZE[scale]
-    bn, own, aged = (f"batch {size}: {name}" for name in ("BN", "CBN", "CBN, votes of 0.7^age"))
-    return {bn: plain("bn", size), own: cbn(size), aged: cbn(size, decay=0.7)}
-
-
 def configs(scale: Scale, seeds: int | None = None) -> list[Task]:
     """Return a training with each variant, and those that it is to be judged by."""
-    every = [*cells(scale).values(), *larger_cells(scale).values()]
-    return make_tasks(every, scale, seeds or SEEDS[scale])
+    return make_tasks(cells(scale).values(), scale, seeds or SEEDS[scale])
 
 
 def rows(results: Sequence[Result]) -> list[Comparison]:
     """Return a row for each training, compared with CBN."""
-    scale = scale_of(results)
-    larger = larger_cells(scale)
-    return [*list_rows(results, cells(scale), "CBN"), *list_rows(results, larger, [*larger][1])]
+    return list_rows(results, cells(scale_of(results)), "CBN")
 
 
 def notes(scale: Scale) -> list[str]:
@@ -60,8 +50,7 @@ def notes(scale: Scale) -> list[str]:
         f"Batches of {size}, a window of {window} where no other is named. CBN counts each step of its window alike. "
         "Exact, own layer, is what it approximates, see `reproduce bound`; what it lacks are the weight changes of the "
         "layers before. At small scale this table has five seeds, where others have three.",
-        "Votes of 0.7^age: a remembered step counts 0.7 to the power of its age, today's step 1; `decay=0.7` of the "
-        "norms. At twice the batch size it is compared with CBN there.",
+        "Decay: a remembered step counts 0.7 to the power of its age, today's step 1, see `reproduce decay`.",
         f"Window from 2 to {window}: it grows as the learning rate falls, so that weights move about "
         "as far over any window: 2 times the learning rate at the end of the burn-in over today's, rounded down.",
         "Extrapolated: remembered moments are moved on, in proportion to their age, by a slow average (0.02 a step) of "

@@ -8,6 +8,7 @@ from crossbn.experiments import (
     burn_in,
     compensation,
     cost,
+    decay,
     gradients,
     improvements,
     layers,
@@ -33,6 +34,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "backward": backward,
     "positions": positions,
     "bound": bound,
+    "decay": decay,
     "improvements": improvements,
     "sampling": sampling,
 }
