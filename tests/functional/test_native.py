@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import functional as C
+from crossbn.convert import cross_iteration_norms
 from crossbn.functional import library
 from crossbn.functional.moments import all_finite
 from crossbn.nn import quick
@@ -88,15 +90,17 @@ def test_all_finite(bad: float) -> None:
     assert all_finite(torch.zeros(3), x) is False
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("groups", [1, 2, 12])
+@pytest.mark.parametrize("rows", [1, 3, 130])  # the last ones are more than are added at once
+@pytest.mark.parametrize("size", [5, 37, 1100])
 @pytest.mark.parametrize("equal", [True, False])
-def test_weight_gradient(groups: int, rows: int, equal: bool) -> None:
+def test_weight_gradient(groups: int, rows: int, size: int, equal: bool) -> None:
     torch.manual_seed(0)
-    votes = torch.rand(1).expand(2, 1) if equal else torch.rand(2, 4)
-    rest = torch.randn(4, 5) if rows == 1 else None
-    jacobian = C.Jacobian(torch.randn(2, rows, groups, 5), votes, torch.randn(2, rows, 4), rest)
-    a, v, before = torch.randn(4), torch.randn(4), torch.randn(4, 5)
+    channels, draw = 12, partial(torch.randn, dtype=torch.float64)
+    votes = draw(1).expand(2, 1) if equal else draw(2, channels)
+    rest = draw(channels, size) if rows == 1 else None
+    jacobian = C.Jacobian(draw(2, rows, groups, size), votes, draw(2, rows, channels), rest)
+    a, v, before = draw(channels), draw(channels), draw(channels, size)
 
     def added() -> tuple[Tensor, Tensor]:
         grad = before.clone()
@@ -125,15 +129,15 @@ class Dense(nn.Module):
         return F.relu(self.norm4(self.conv3(F.relu(self.norm3(x), inplace=True))))
 
 
-def train(network: nn.Module, steps: int = 7, decay: float = 1.0) -> tuple[Tensor, ...]:
+def train(network: nn.Module, channels: int = 3, **options: Any) -> tuple[Tensor, ...]:
     """Train in float64; return everything that has come of it."""
     torch.manual_seed(1)
     network = copy.deepcopy(network).double()
-    crossbn.convert_(network, window=4, decay=decay)
+    crossbn.convert_(network, window=4, **options)
     optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     scores = []
-    for step in range(steps):
-        images = torch.randn(2 + step % 3, 3, 11 - step % 2, 10, dtype=torch.float64)
+    for step in range(7):
+        images = torch.randn(2 + step % 3, channels, 11 - step % 2, 10, dtype=torch.float64)
         scores.append(network(images))
         optimizer.zero_grad()
         scores[-1].square().mean().backward()
@@ -159,6 +163,29 @@ def test_a_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     # At six of seven steps each of four producers once, the last one, of a large weight, as samples; one of them is
     # first asked for by a norm that reads two.
     assert Counter(seen) == {"Gradients": 6, "Gradients and output": 12, "Samples and output": 6}
+
+
+@pytest.mark.parametrize(
+    ("conv", "form"),
+    {
+        "a long patch": (nn.Conv2d(120, 35, 3, bias=False), "Samples"),
+        "groups of channels that are no multiple of four": (nn.Conv2d(80, 92, 3, groups=2, bias=False), "Samples"),
+        "all channels of a group in one": (nn.Conv2d(40, 120, 5, groups=20, bias=False), "Gradients"),
+        "more positions than are added at once": (nn.Conv2d(6, 9, 1, bias=False), "Gradients"),
+    }.values(),
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weights_of_all_shapes(conv: nn.Conv2d, form: str, threads: int) -> None:
+    network = nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        twice(lambda: train(network, conv.in_channels, positions=400))
+        crossbn.convert_(network, window=4, positions=400)
+        assert type(cross_iteration_norms(network)["1"].sources[0].form).__name__ == form
+    finally:
+        crossbn.revert_(network)
+        torch.set_num_threads(before)
 
 
 def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:

@@ -1,13 +1,16 @@
 """A compiled training step: one graph, no break, no recompilation, the losses of eager."""
 
+import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import crossbn
+from crossbn.functional import library
 
 
 def build(**options: Any) -> nn.Module:
@@ -84,3 +87,20 @@ def test_shared_and_pooled_sources_need_one_graph() -> None:
     assert [record.reason for record in report.compensated] == ["pooled only: 3 channels input of the model"] * 2
     _, graphs = train(model, torch.compile(model, fullgraph=True, backend="eager"), steps=4)
     assert graphs == [1] * 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [True, False], ids=["in compiled code", "with torch's operators"])
+def test_eager_steps_may_follow_compiled_ones(native: bool) -> None:
+    """As where the last batch of an epoch, or a pass of another program, is not compiled."""
+    torch._dynamo.reset()
+    eager, mixed = build(), build()
+    compiled, step = torch.compile(mixed), itertools.count()
+
+    def call(x: Tensor) -> Any:
+        return (compiled if 4 <= next(step) < 8 else mixed)(x)
+
+    with nullcontext() if native else library.switched_off():
+        expected, _ = train(eager, eager, steps=12)
+        assert train(mixed, call, steps=12)[0] == pytest.approx(expected, rel=1e-9)

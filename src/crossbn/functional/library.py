@@ -16,20 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-_INTERFACE = 3
+_INTERFACE = 4
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads
     "moments": "p" + "n" * 4 + "ppt",
     "blend": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
-    "remember_samples": "pn" + "pnpn" + "ppp" + "n" + "p" * 6 + "t",
-    "remember_gradients": "pn" + "pnpn" + "ppp" + "p" * 10 + "t",
-    "pool_samples": "pnn" + "p" * 5 + "t",
-    "pool_gradients": "pnnn" + "p" * 9 + "t",
+    "step": "ppp" + "t",
     "move_running": "nppr" + "rpp",
     "all_finite": "pn",
-    "coefficients": "nnn" + "ppnn" + "ppp",
-    "add_gradient": "nnnn" + "p" * 5 + "t",
+    "add_gradient": "n" * 5 + "ppp" + "nn" + "p" * 5 + "t",
 }
 _PLAIN = Tensor, nn.Parameter
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}

@@ -23,7 +23,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #include <string.h>
 
 /* Raised whenever an argument changes: a library compiled from an older file is not used. */
-int crossbn_interface(void) { return 3; }
+int crossbn_interface(void) { return 4; }
 
 /* Two versions of the loops, chosen when the library is loaded: for processors with AVX2, and for all. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -46,6 +46,8 @@ struct site {
 /* Threads for work of that size, of those that there are. */
 static int worth(int threads, int64_t numbers) { return numbers < 32768 ? 1 : threads; }
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 #define REAL float
 #define NAME(name) name##_float32
 #include "native.c"
@@ -64,6 +66,15 @@ typedef REAL *restrict NAME(out);
 #define BLOCK 1024 /* numbers added in their own type before the sum goes on in double */
 #define MOST_STEPS 64
 #define WIDE 16 /* channels whose samples are looked at together */
+/* Products of rows with weights: ROWS by CHANNELS sums are kept in registers, SECTION numbers of a row at a time. */
+#define ROWS 3
+#define CHANNELS 4
+#define SECTION 1024
+#define MOST_ROWS 256 /* of a panel, see `spread` */
+#define PANEL 16384
+#define LANES (32 / (int64_t)sizeof(REAL))
+typedef REAL NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
+#define VECTOR NAME(lanes)
 
 FAST static double NAME(sum)(IN x, int64_t s) {
     double total = 0;
@@ -116,6 +127,114 @@ FAST static void NAME(add_multiple)(IN x, REAL factor, int64_t size, OUT result)
     for (int64_t p = 0; p < size; p++) result[p] += factor * x[p];
 }
 
+/* Add to `product` the products of `rows` rows with `channels` weights, both known where this is called. */
+static inline __attribute__((always_inline)) void NAME(add_dots)(const int rows, IN row, int64_t row_stride,
+                                                                 const int channels, IN weight, int64_t weight_stride,
+                                                                 int64_t size, OUT product, int64_t stride) {
+    VECTOR sums[ROWS][CHANNELS];
+    int64_t p = 0;
+    for (int q = 0; q < rows; q++)
+        for (int j = 0; j < channels; j++) sums[q][j] = (VECTOR){0};
+    for (; p + LANES <= size; p += LANES)
+        for (int j = 0; j < channels; j++) {
+            const VECTOR value = *(const VECTOR *)(weight + j * weight_stride + p);
+            for (int q = 0; q < rows; q++) sums[q][j] += value * *(const VECTOR *)(row + q * row_stride + p);
+        }
+    for (int q = 0; q < rows; q++)
+        for (int j = 0; j < channels; j++) {
+            REAL total = 0;
+            for (int64_t lane = 0; lane < LANES; lane++) total += sums[q][j][lane];
+            for (int64_t rest = p; rest < size; rest++)
+                total += weight[j * weight_stride + rest] * row[q * row_stride + rest];
+            product[q * stride + j] += total;
+        }
+}
+
+/* <row, W> [count, c] of the channels from `start` to `stop`; rows are [count, groups, i], weights [c, i]. */
+FAST static void NAME(project)(IN rows, int64_t count, int64_t groups, int64_t i, IN weight, int64_t c, int64_t start,
+                               int64_t stop, OUT product) {
+    const int64_t stride = groups * i, of_group = c / groups;
+    for (int64_t q = 0; q < count; q++) memset(product + q * c + start, 0, (size_t)(stop - start) * sizeof(REAL));
+    for (int64_t from = 0; from < i; from += SECTION) {
+        const int64_t size = least(SECTION, i - from);
+        for (int64_t j = start, wide; j < stop; j += wide) {
+            const int64_t group = j / of_group;
+            IN row = rows + group * i + from, mine = weight + j * i + from;
+            int64_t q = 0;
+            wide = least(stop, (group + 1) * of_group) - j >= CHANNELS ? CHANNELS : 1;
+            if (wide == CHANNELS) {
+                for (; q + ROWS <= count; q += ROWS)
+                    NAME(add_dots)(ROWS, row + q * stride, stride, CHANNELS, mine, i, size, product + q * c + j, c);
+                for (; q < count; q++)
+                    NAME(add_dots)(1, row + q * stride, stride, CHANNELS, mine, i, size, product + q * c + j, c);
+            } else
+                for (; q < count; q++)
+                    NAME(add_dots)(1, row + q * stride, stride, 1, mine, i, size, product + q * c + j, c);
+        }
+    }
+}
+
+/* Add CHANNELS coefficients [count, CHANNELS] times rows to `result`. The rows lie in a panel, [., count, 2 LANES]. */
+FAST static void NAME(add_panel)(IN coefficient, int64_t count, IN panel, int64_t size, OUT result, int64_t stride) {
+    for (int64_t p = 0; p < size; p += 2 * LANES) {
+        VECTOR sums[CHANNELS][2];
+        for (int j = 0; j < CHANNELS; j++)
+            for (int half = 0; half < 2; half++)
+                sums[j][half] = *(const VECTOR *)(result + j * stride + p + half * LANES);
+        for (int64_t q = 0; q < count; q++) {
+            IN row = panel + p * count + q * 2 * LANES;
+            const VECTOR first = *(const VECTOR *)row, second = *(const VECTOR *)(row + LANES);
+            for (int j = 0; j < CHANNELS; j++) {
+                sums[j][0] += coefficient[q * CHANNELS + j] * first;
+                sums[j][1] += coefficient[q * CHANNELS + j] * second;
+            }
+        }
+        for (int j = 0; j < CHANNELS; j++)
+            for (int half = 0; half < 2; half++) *(VECTOR *)(result + j * stride + p + half * LANES) = sums[j][half];
+    }
+}
+
+/* Add rows [count, groups, i] times their coefficients [count, c] to the channels of a group from `start` to `stop` of
+ * `result` [c, i]. Rows far apart would push each other out of the cache: a section of them is put together first. */
+static void NAME(spread)(IN rows, int64_t count, int64_t groups, int64_t i, IN coefficient, int64_t c, int64_t start,
+                         int64_t stop, OUT result) {
+    REAL panel[PANEL], some[MOST_ROWS * CHANNELS];
+    IN group = rows + start / (c / groups) * i;
+    const int64_t stride = groups * i, whole = i / (2 * LANES) * 2 * LANES;
+    const int64_t paired = start + (stop - start) / CHANNELS * CHANNELS;
+    for (int64_t first = 0; first < count; first += MOST_ROWS) {
+        const int64_t part = least(MOST_ROWS, count - first), section = PANEL / part / (2 * LANES) * 2 * LANES;
+        IN begin = group + first * stride, mine = coefficient + first * c;
+        for (int64_t from = 0; from < whole; from += section) {
+            const int64_t size = least(section, whole - from);
+            for (int64_t p = 0; p < size && paired > start; p += 2 * LANES)
+                for (int64_t q = 0; q < part; q++)
+                    memcpy(panel + p * part + q * 2 * LANES, begin + q * stride + from + p, 2 * LANES * sizeof(REAL));
+            for (int64_t j = start; j < paired; j += CHANNELS) {
+                for (int64_t q = 0; q < part; q++)
+                    memcpy(some + q * CHANNELS, mine + q * c + j, CHANNELS * sizeof(REAL));
+                NAME(add_panel)(some, part, panel, size, result + j * i + from, i);
+            }
+        }
+        for (int64_t j = start; j < stop; j++) {
+            const int64_t done = j < paired ? whole : 0;
+            for (int64_t q = 0; q < part; q++)
+                NAME(add_multiple)(begin + q * stride + done, mine[q * c + j], i - done, result + j * i + done);
+        }
+    }
+}
+
+/* The same for all channels. */
+static void NAME(spread_all)(IN rows, int64_t count, int64_t groups, int64_t i, IN coefficient, int64_t c, OUT result,
+                             int threads) {
+    /* A thread has whole groups or, of a single one, a share of its channels. */
+    const int64_t parts = groups > 1 ? groups : threads, one = groups > 1 ? 1 : CHANNELS, blocks = c / one;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t part = 0; part < parts; part++)
+        NAME(spread)(rows, count, groups, i, coefficient, c, blocks * part / parts * one,
+                     part + 1 < parts ? blocks * (part + 1) / parts * one : c, result);
+}
+
 /* Mean and, unless null, biased variance of a channel. */
 static void NAME(moments_of)(IN x, int64_t n, int64_t s, int64_t batch_stride, OUT mean, OUT var) {
     double total = 0, squares = 0;
@@ -134,20 +253,23 @@ void NAME(moments)(IN x, int64_t n, int64_t c, int64_t s, int64_t batch_stride, 
         NAME(moments_of)(x + j * s, n, s, batch_stride, mean + j, var == 0 ? 0 : var + j);
 }
 
-/* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the input the moments
- * are known, without the output nothing is normalized; without gamma and beta they are 1 and 0. */
+/* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the output nothing is
+ * normalized and no running statistics move; without gamma and beta they are 1 and 0. */
 struct NAME(batch) {
     const REAL *x;
-    int64_t n, c, s, x_stride;
+    int64_t n, c, s, x_stride, known; /* whether today's moments are */
     REAL *today_mean, *today_var, *mean, *var;
     const REAL *gamma, *beta;
     double eps;
     const REAL *votes; /* of the remembered steps, today's being 1; null: all are 1 */
     REAL *y;
+    double bessel, momentum; /* the pooled variance times `bessel` is unbiased */
+    REAL *running_mean, *running_var;
+    int64_t *tracked; /* steps that the running statistics have seen */
 };
 
 static void NAME(find_moments)(const struct NAME(batch) *batch, int64_t j) {
-    if (batch->x != 0)
+    if (!batch->known)
         NAME(moments_of)(batch->x + j * batch->s, batch->n, batch->s, batch->x_stride, batch->today_mean + j,
                          batch->today_var + j);
 }
@@ -298,10 +420,29 @@ static int NAME(is_finite)(IN x, int64_t size) {
     return 1;
 }
 
-/* The channels from `start` on, `width` of them, of `pool_samples`. */
-FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, int64_t start, int64_t width, int64_t r,
-                                       int64_t m, IN past_mean, IN past_var, OUT product, IN at, IN centred) {
-    const int64_t c = batch->c;
+/* What is remembered, and what a step leaves for its backward. Rings have a dimension of slots before those that are
+ * said here; the first r slots are filled. */
+struct NAME(memory) {
+    int64_t r, m, groups, i; /* m rows [groups, i] of a step, the mean patch and, as samples, others */
+    int64_t slot, start;     /* where to remember today's step, below 0: nowhere; which position to look at first */
+    const REAL *weight, *y;  /* of the operator, [c, i], and its input */
+    int64_t y_stride;
+    REAL *mean, *var, *count;   /* rings: [c], [c], [] */
+    REAL *rows, *at, *centred;  /* rings: [m, groups, i], <row, W> [m, c], as samples 2 (x - mean) / P [m, c] */
+    REAL *var_grad, *var_at;    /* rings, as gradients: [c, i] and <var_grad, W> [c] */
+    int64_t *pushed;            /* steps remembered */
+    REAL *kept, *coefficient;   /* out: the rows, and their coefficients in d var / dW [r, m, c] */
+    REAL *rest;                 /* out, as gradients: the rest of d var / dW [c, i] */
+    REAL *scratch, *samples;    /* room for `find_mean_patch` and, as gradients, for patches and outputs */
+};
+
+/* The channels from `start` on, `width` of them, from samples: the products of the rows with today's weights are in
+ * `coefficient` and give way to it. */
+FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, const struct NAME(memory) *memory,
+                                       int64_t start, int64_t width) {
+    const int64_t c = batch->c, r = memory->r, m = memory->m;
+    IN at = memory->at, centred = memory->centred;
+    OUT product = memory->coefficient;
     REAL slopes[WIDE][MOST_STEPS], owns[MOST_STEPS][WIDE];
     for (int64_t t = 0; t < r; t++) {
         REAL slope[WIDE] = {0};
@@ -317,7 +458,7 @@ FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, int64_t 
             const int64_t place = t * m * c + start + j;
             shift[t] = product[place] - at[place];
         }
-        NAME(pool)(batch, start + j, r, past_mean, past_var, shift, slopes[j], own, towards);
+        NAME(pool)(batch, start + j, r, memory->mean, memory->var, shift, slopes[j], own, towards);
         for (int64_t t = 0; t < r; t++) {
             owns[t][j] = own[t];
             product[t * m * c + start + j] = towards[t];
@@ -330,27 +471,13 @@ FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, int64_t 
         }
 }
 
-/* Pool and normalize, from samples: `product` [r, m, c] is <row, W> at today's weights, `at` what it was; the first row
- * of a step is the mean patch. It is overwritten with the coefficients of the rows in d var / dW. Returns whether
- * today's moments are finite; if not, nothing that was written counts. */
-int NAME(pool_samples)(const struct NAME(batch) *batch, int64_t r, int64_t m, IN past_mean, IN past_var, OUT product,
-                       IN at, IN centred, int threads) {
-    const int64_t c = batch->c;
-    threads = worth(threads, (batch->x == 0 ? r * m : batch->n * batch->s) * c);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t start = 0; start < c; start += WIDE) {
-        const int64_t width = start + WIDE < c ? WIDE : c - start;
-        for (int64_t j = start; j < start + width; j++) NAME(find_moments)(batch, j);
-        NAME(pool_samples_of)(batch, start, width, r, m, past_mean, past_var, product, at, centred);
-        for (int64_t j = start; j < start + width; j++) NAME(normalize)(batch, j);
-    }
-    return NAME(is_finite)(batch->today_var, c);
-}
-
-FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, int64_t j, int64_t r, int64_t groups,
-                                         int64_t i, IN weight, IN past_mean, IN past_var, IN mean_grad, IN var_grad,
-                                         IN mean_at, IN var_at, OUT towards, OUT jacobian) {
-    const int64_t c = batch->c;
+/* A channel from gradients: of the mean [r, groups, i] and of the variance [r, c, i]. */
+FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const struct NAME(memory) *memory,
+                                         int64_t j) {
+    const int64_t c = batch->c, r = memory->r, groups = memory->groups, i = memory->i;
+    IN mean_grad = memory->rows, var_grad = memory->var_grad, mean_at = memory->at, var_at = memory->var_at;
+    IN weight = memory->weight;
+    OUT jacobian = memory->rest, towards = memory->coefficient;
     REAL shift[MOST_STEPS], slope[MOST_STEPS], own[MOST_STEPS], toward[MOST_STEPS];
     for (int64_t t = 0; t < r; t++) {
         IN patch = mean_grad + (t * groups + j / (c / groups)) * i, grad = var_grad + (t * c + j) * i;
@@ -363,28 +490,11 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, int64_
         shift[t] = moved - mean_at[t * c + j];
         slope[t] = sloped - var_at[t * c + j];
     }
-    NAME(pool)(batch, j, r, past_mean, past_var, shift, slope, own, toward);
+    NAME(pool)(batch, j, r, memory->mean, memory->var, shift, slope, own, toward);
     for (int64_t p = 0; p < i; p++) jacobian[j * i + p] = own[0] * var_grad[j * i + p];
     for (int64_t t = 1; t < r; t++)
         for (int64_t p = 0; p < i; p++) jacobian[j * i + p] += own[t] * var_grad[(t * c + j) * i + p];
     for (int64_t t = 0; t < r; t++) towards[t * c + j] = toward[t];
-}
-
-/* The same from gradients: of the mean [r, groups, i] and of the variance [r, c, i]. `towards` [r, c] are the
- * coefficients of the mean patches in d var / dW, `jacobian` [c, i] is the rest of it. */
-int NAME(pool_gradients)(const struct NAME(batch) *batch, int64_t r, int64_t groups, int64_t i, IN weight,
-                         IN past_mean, IN past_var, IN mean_grad, IN var_grad, IN mean_at, IN var_at, OUT towards,
-                         OUT jacobian, int threads) {
-    const int64_t c = batch->c;
-    threads = worth(threads, (batch->x == 0 ? r * i : batch->n * batch->s) * c);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t j = 0; j < c; j++) {
-        NAME(find_moments)(batch, j);
-        NAME(pool_gradients_of)(batch, j, r, groups, i, weight, past_mean, past_var, mean_grad, var_grad, mean_at,
-                                var_at, towards, jacobian);
-        NAME(normalize)(batch, j);
-    }
-    return NAME(is_finite)(batch->today_var, c);
 }
 
 /* The mean patch, written to `scratch`, behind it as much room as it takes; 0 if it is not finite. */
@@ -394,51 +504,50 @@ static int NAME(find_mean_patch)(const struct site *site, IN y, int64_t y_stride
     return NAME(is_finite)(scratch, size);
 }
 
-/* Remember a step as samples: the mean patch and m others in `rows` [1 + room, ...], what the weights made of them in
- * `products`, 2 (x - mean) / m in `centred`. Returns 0 and writes nothing if the input is not finite. */
-int NAME(remember_samples)(const struct site *site, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride,
-                           IN mean, IN var, OUT scratch, int64_t room, OUT kept_mean, OUT kept_var, OUT kept_count,
-                           OUT rows, OUT products, OUT centred, int threads) {
-    const int64_t c = site->c, m = site->amount, size = site->y_channels * site->k[0] * site->k[1] * site->k[2];
-    if (!NAME(find_mean_patch)(site, y, y_stride, scratch, threads)) return 0;
-    NAME(gather)(site, start, x, x_stride, y, y_stride, mean, scratch, products + c, centred + c, rows + size, threads);
-    memcpy(rows, scratch, (size_t)size * sizeof(REAL));
-    memcpy(products, mean, (size_t)c * sizeof(REAL));
-    memcpy(kept_mean, mean, (size_t)c * sizeof(REAL));
-    memcpy(kept_var, var, (size_t)c * sizeof(REAL));
-    *kept_count = (REAL)(site->n * site->s);
-    memset(centred + (1 + m) * c, 0, (size_t)((room - m) * c) * sizeof(REAL)); /* so that old rows add nothing */
-    return 1;
+/* Write what both forms have to its place. */
+static void NAME(remember)(const struct site *site, const struct NAME(batch) *batch,
+                           const struct NAME(memory) *memory) {
+    const int64_t c = site->c, row = memory->groups * memory->i, first = memory->slot * memory->m;
+    memcpy(memory->rows + first * row, memory->scratch, (size_t)row * sizeof(REAL));
+    memcpy(memory->at + first * c, batch->today_mean, (size_t)c * sizeof(REAL));
+    memcpy(memory->mean + memory->slot * c, batch->today_mean, (size_t)c * sizeof(REAL));
+    memcpy(memory->var + memory->slot * c, batch->today_var, (size_t)c * sizeof(REAL));
+    memory->count[memory->slot] = (REAL)(site->n * site->s);
+    *memory->pushed += 1;
 }
 
-FAST static void NAME(add_products)(int64_t m, int64_t c, int64_t groups, int64_t i, IN centred, IN scaled, IN patches,
-                                    OUT var_at, OUT var_grad) {
+/* Remember a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
+static void NAME(remember_samples)(const struct site *site, const struct NAME(batch) *batch,
+                                   const struct NAME(memory) *memory, int threads) {
+    const int64_t c = site->c, row = memory->groups * memory->i, first = memory->slot * memory->m + 1;
+    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return;
+    OUT centred = memory->centred + first * c;
+    NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
+                 memory->scratch, memory->at + first * c, centred, memory->rows + first * row, threads);
+    /* so that old rows add nothing */
+    memset(centred + site->amount * c, 0, (size_t)((memory->m - 1 - site->amount) * c) * sizeof(REAL));
+    NAME(remember)(site, batch, memory);
+}
+
+FAST static void NAME(add_products)(IN a, IN b, int64_t size, OUT result) {
+    for (int64_t p = 0; p < size; p++) result[p] += a[p] * b[p];
+}
+
+/* Remember a step as gradients of the mean [groups, i] and of the variance [c, i], and their products with the weights
+ * [c]. */
+static void NAME(remember_gradients)(const struct site *site, const struct NAME(batch) *batch,
+                                     const struct NAME(memory) *memory, int threads) {
+    const int64_t c = site->c, amount = site->amount, groups = memory->groups, i = memory->i;
+    OUT centred = memory->samples, scaled = centred + amount * c, patches = scaled + amount * c;
+    OUT var_at = memory->var_at + memory->slot * c, var_grad = memory->var_grad + memory->slot * c * i;
+    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return;
+    NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
+                 memory->scratch, centred, scaled, patches, threads);
     memset(var_at, 0, (size_t)c * sizeof(REAL));
-    for (int64_t p = 0; p < m; p++)
-        for (int64_t j = 0; j < c; j++) var_at[j] += centred[p * c + j] * scaled[p * c + j];
-    if (groups == 1) return;
+    for (int64_t p = 0; p < amount; p++) NAME(add_products)(centred + p * c, scaled + p * c, c, var_at);
     memset(var_grad, 0, (size_t)(c * i) * sizeof(REAL));
-    for (int64_t p = 0; p < m; p++)
-        for (int64_t j = 0; j < c; j++)
-            for (int64_t q = 0; q < i; q++)
-                var_grad[j * i + q] += scaled[p * c + j] * patches[(p * groups + j / (c / groups)) * i + q];
-}
-
-/* Remember a step as gradients of the mean [groups, i] and, with several groups, of the variance [c, i], and their
- * products with the weights [c]. With one group the variance's is left to be made, of `scaled` and `patches`. */
-int NAME(remember_gradients)(const struct site *site, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride,
-                             IN mean, IN var, OUT scratch, OUT kept_mean, OUT kept_var, OUT kept_count, OUT mean_grad,
-                             OUT mean_at, OUT var_grad, OUT var_at, OUT centred, OUT scaled, OUT patches, int threads) {
-    const int64_t c = site->c, size = site->y_channels * site->k[0] * site->k[1] * site->k[2];
-    if (!NAME(find_mean_patch)(site, y, y_stride, scratch, threads)) return 0;
-    NAME(gather)(site, start, x, x_stride, y, y_stride, mean, scratch, centred, scaled, patches, threads);
-    memcpy(mean_grad, scratch, (size_t)size * sizeof(REAL));
-    memcpy(mean_at, mean, (size_t)c * sizeof(REAL));
-    memcpy(kept_mean, mean, (size_t)c * sizeof(REAL));
-    memcpy(kept_var, var, (size_t)c * sizeof(REAL));
-    *kept_count = (REAL)(site->n * site->s);
-    NAME(add_products)(site->amount, c, site->groups, size / site->groups, centred, scaled, patches, var_at, var_grad);
-    return 1;
+    NAME(spread_all)(patches, amount, groups, i, scaled, c, var_grad, worth(threads, amount * c * i));
+    NAME(remember)(site, batch, memory);
 }
 
 /* Move the running statistics; `bessel` times the variance is unbiased. */
@@ -453,9 +562,43 @@ FAST void NAME(move_running)(int64_t c, IN mean, IN var, double bessel, double m
 
 int NAME(all_finite)(IN x, int64_t size) { return NAME(is_finite)(x, size); }
 
+/* A training step of a norm: find today's moments, pool them with the remembered ones at today's weights, normalize,
+ * move the running statistics, and remember the step, as samples or as gradients. Returns 0 if today's moments are not
+ * finite: then nothing that was written counts, and what is remembered has not been touched. A step whose input is not
+ * finite is not remembered. */
+int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct site *site,
+               int threads) {
+    const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
+    const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
+    memcpy(memory->kept, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
+#pragma omp parallel for num_threads(parts) if (parts > 1)
+    for (int part = 0; part < parts; part++) {
+        const int64_t begin = c * part / parts, end = c * (part + 1) / parts;
+        if (sampled) NAME(project)(memory->rows, r * m, groups, i, memory->weight, c, begin, end, memory->coefficient);
+        for (int64_t start = begin; start < end; start += WIDE) {
+            const int64_t stop = least(start + WIDE, end);
+            for (int64_t j = start; j < stop; j++) NAME(find_moments)(batch, j);
+            if (sampled) NAME(pool_samples_of)(batch, memory, start, stop - start);
+            for (int64_t j = start; j < stop; j++) {
+                if (!sampled) NAME(pool_gradients_of)(batch, memory, j);
+                NAME(normalize)(batch, j);
+            }
+        }
+    }
+    if (!NAME(is_finite)(batch->today_var, c)) return 0;
+    if (batch->running_mean != 0) {
+        NAME(move_running)(c, batch->mean, batch->var, batch->bessel, batch->momentum, batch->running_mean,
+                           batch->running_var);
+        *batch->tracked += 1;
+    }
+    if (memory->slot >= 0 && sampled) NAME(remember_samples)(site, batch, memory, threads);
+    if (memory->slot >= 0 && !sampled) NAME(remember_gradients)(site, batch, memory, threads);
+    return 1;
+}
+
 /* Coefficients of the rows in dL/dW, [r, m, c], from those in d var / dW and, of a step's first row, in d mean / dW. */
-FAST void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, IN of_mean, int64_t step_stride,
-                             int64_t channel_stride, IN grad_mean, IN grad_var, OUT result) {
+FAST static void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, IN of_mean, int64_t step_stride,
+                                    int64_t channel_stride, IN grad_mean, IN grad_var, OUT result) {
     for (int64_t row = 0; row < r * m; row++)
         for (int64_t j = 0; j < c; j++) result[row * c + j] = of_var[row * c + j] * grad_var[j];
     for (int64_t t = 0; t < r; t++)
@@ -463,17 +606,18 @@ FAST void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, IN of_m
             result[t * m * c + j] += of_mean[t * step_stride + j * channel_stride] * grad_mean[j];
 }
 
-/* Add dL/dW to `grad` [c, i]: one row of each step times its coefficient, and what is left of d var / dW. */
-void NAME(add_gradient)(int64_t r, int64_t c, int64_t groups, int64_t i, IN rows, IN coefficient, IN jacobian,
-                        IN grad_var, OUT grad, int threads) {
-    threads = worth(threads, c * i);
+/* Add dL/dW to `grad` [c, i]: rows [r, m, groups, i] times their coefficients, for which there is `scratch` [r, m, c],
+ * and what is left of d var / dW, unless null. */
+void NAME(add_gradient)(int64_t r, int64_t m, int64_t c, int64_t groups, int64_t i, IN rows, IN of_var, IN of_mean,
+                        int64_t step_stride, int64_t channel_stride, IN rest, IN grad_mean, IN grad_var, OUT scratch,
+                        OUT grad, int threads) {
+    threads = worth(threads, (r * m + 1) * c * i);
+    NAME(coefficients)(r, m, c, of_var, of_mean, step_stride, channel_stride, grad_mean, grad_var, scratch);
+    if (rest != 0) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t j = 0; j < c; j++) {
-        OUT mine = grad + j * i;
-        NAME(add_multiple)(jacobian + j * i, grad_var[j], i, mine);
-        for (int64_t t = 0; t < r; t++)
-            NAME(add_multiple)(rows + (t * groups + j / (c / groups)) * i, coefficient[t * c + j], i, mine);
+        for (int64_t j = 0; j < c; j++) NAME(add_multiple)(rest + j * i, grad_var[j], i, grad + j * i);
     }
+    NAME(spread_all)(rows, r * m, groups, i, scratch, c, grad, threads);
 }
 
 #undef IN
@@ -481,4 +625,11 @@ void NAME(add_gradient)(int64_t r, int64_t c, int64_t groups, int64_t i, IN rows
 #undef BLOCK
 #undef MOST_STEPS
 #undef WIDE
+#undef ROWS
+#undef CHANNELS
+#undef SECTION
+#undef MOST_ROWS
+#undef PANEL
+#undef LANES
+#undef VECTOR
 #endif

@@ -48,22 +48,19 @@ class Jacobian(NamedTuple):
         return grad if self.var_jacobian is None else grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
 
     def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
-        """Add dL/dW to `grad` [C, I]."""
-        coefficient = self._coefficient(grad_mean, grad_var)
-        if self.var_jacobian is not None and self.rows.shape[1] == 1 and library.fit(grad, self.rows):
-            return native.add_gradient_(grad, self.rows, coefficient, self.var_jacobian, grad_var)
-        rows = self.rows.flatten(0, 1)
+        """Add dL/dW to `grad`, dense, [C, ...] with I numbers a channel."""
+        if library.fit(grad, self.rows, self.var_coefficient):
+            return native.add_gradient_(grad, *self, grad_mean, grad_var)
+        coefficient, rows, grad = self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1), grad.flatten(1)
         if rows.shape[1] == 1:
             grad.addmm_(coefficient.mT, rows.squeeze(1))
         else:
-            grad += spread(coefficient, rows)
+            grad.add_(spread(coefficient, rows))
         if self.var_jacobian is not None:
             grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
         return None
 
     def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
-        if library.fit(self.var_coefficient):
-            return native.coefficients(self.mean_coefficient, self.var_coefficient, grad_mean, grad_var).flatten(0, 1)
         coefficient = self.var_coefficient * grad_var
         coefficient[:, 0].addcmul_(self.mean_coefficient, grad_mean)
         return coefficient.flatten(0, 1)
@@ -115,15 +112,25 @@ def normalize(
     weight = torch.ones_like(mean) if weight is None else _as_type(weight, mean.dtype)
     bias = None if bias is None else _as_type(bias, mean.dtype)
     counted = None if group is None else torch.as_tensor(count, device=x.device)
-    following = (None,) * 7 if followed is None else (followed[0], followed[3], followed[1], *followed.jacobian)
     # In a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
-    ready = None if output is None else (output,)
-    y: Tensor = _Normalize.apply(x, mean, var, share, weight, bias, eps, group, counted, ready, *following)
+    rest = _Rest(share, eps, group, counted, output, followed)
+    y: Tensor = _Normalize.apply(x, mean, var, weight, bias, None if followed is None else followed.weight, rest)
     return y
 
 
 def _as_type(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)  # `to` takes its time to do nothing
+
+
+class _Rest(NamedTuple):
+    """What `normalize` is told and has no gradient."""
+
+    share: Tensor
+    eps: float
+    group: dist.ProcessGroup | None
+    positions: Tensor | None
+    output: Tensor | None
+    followed: Followed | None
 
 
 class _Normalize(torch.autograd.Function):
@@ -133,41 +140,36 @@ class _Normalize(torch.autograd.Function):
         x: Tensor,
         mean: Tensor,
         var: Tensor,
-        share: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        eps: float,
-        group: dist.ProcessGroup | None,
-        count: Tensor | None,
-        ready: tuple[Tensor] | None,
         _: Tensor | None,
-        deliver: Callable[[Jacobian, Tensor, Tensor], None] | None,
-        geometry: Geometry | None,
-        *jacobian: Tensor | None,
+        rest: _Rest,
     ) -> Tensor:
-        ctx.save_for_backward(x, mean, var, share, weight, count, *jacobian)
-        ctx.eps, ctx.group, ctx.geometry, ctx.deliver = eps, group, geometry, deliver
-        if ready is not None:
-            return ready[0]
+        followed = rest.followed
+        jacobian = (None,) * 4 if followed is None else followed.jacobian
+        ctx.save_for_backward(x, mean, var, weight, rest.share, rest.positions, *jacobian)
+        ctx.eps, ctx.group = rest.eps, rest.group
+        ctx.geometry, ctx.deliver = (None, None) if followed is None else (followed.geometry, followed.deliver)
+        if rest.output is not None:
+            return rest.output
         if x.numel() == x.shape[1]:
             # A lone position may be its own mean and its variance 0: centred first, it comes out as beta exactly.
             x, mean = (x - channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, rest.eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, var, share, weight, count, *jacobian = ctx.saved_tensors
+        x, mean, var, weight, share, count, *jacobian = ctx.saved_tensors
         grads = _gradients(grad, x, mean, var, share, weight, ctx.eps, count, ctx.group)
         grad_followed = None
         if ctx.deliver is not None:
             ctx.deliver(Jacobian(*jacobian), grads.mean, grads.var)
-        elif ctx.needs_input_grad[10]:
+        elif ctx.needs_input_grad[5]:
             flat = Jacobian(*jacobian).weight_gradient(grads.mean, grads.var)
             grad_followed = unflatten_weight(flat, ctx.geometry)
-        grad_beta = grads.beta if ctx.needs_input_grad[5] else None
-        dx, grad_gamma, _, grad_mean, grad_var = grads
-        return dx, grad_mean, grad_var, None, grad_gamma, grad_beta, *[None] * 4, grad_followed, *[None] * 6
+        grad_beta = grads.beta if ctx.needs_input_grad[4] else None
+        return grads.x, grads.mean, grads.var, grads.gamma, grad_beta, grad_followed, None
 
 
 def _gradients(

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor
 
 from crossbn.functional import library, native
@@ -34,7 +33,10 @@ class Site:
         sizes, kernel = [*padding, *y.shape[2:]], [*padding, *geometry.kernel]
         tables, taps, inside = _tables(geometry, y, x)
         self._holds = tables, taps, inside  # what the addresses are of
-        self._scratch = y.shape[1] * geometry.taps, (kernel[0] * kernel[1] + 2) * sizes[2]  # in all, and per thread
+        patch = y.shape[1] * geometry.taps
+        # Numbers that compiled code needs room for: the mean patch, more for each thread, outputs and patches.
+        self.scratch, self.scratch_a_thread = patch, (kernel[0] * kernel[1] + 2) * sizes[2]
+        self.samples = self.amount * (2 * channels + patch)
         self.structure = native.Site(
             *(images, channels, math.prod(output_sizes), y.shape[1], (library.NUMBER * 3)(*sizes)),
             *(geometry.groups, (library.NUMBER * 3)(*kernel)),
@@ -47,11 +49,9 @@ class Site:
         """Tell whether the tables for such an output are of a reasonable size."""
         return x.shape[2:].numel() * geometry.taps <= _TABLE_ENTRIES
 
-    def step(self, x: Tensor, y: Tensor, mean: Tensor, var: Tensor, number: int) -> native.Step:
-        """Return a step, the `number`-th to be remembered, as `native.remember_samples` takes it."""
-        start = 0 if self.amount == self.total else number * self.amount % self.total
-        patch, rows = self._scratch
-        return native.Step(x, y, mean, var, start, y.new_empty(patch + rows * torch.get_num_threads()))
+    def start(self, number: int) -> int:
+        """Return which position the `number`-th step to be remembered looks at first."""
+        return 0 if self.amount == self.total else number * self.amount % self.total
 
 
 def _tables(geometry: Geometry, y: Tensor, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:

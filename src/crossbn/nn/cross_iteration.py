@@ -193,8 +193,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         else:
             statistics, output = self._statistics(x, remember=run is Pass.TRAIN, pooling=not alone)
             y = self._normalize(x, statistics, output)
-            with torch.no_grad():
-                self._update_running(statistics)
+            if output is None:  # else that is done as well
+                with torch.no_grad():
+                    self._update_running(statistics)
         if alone and run is Pass.TRAIN:
             self.burnt.add_(1).clamp_(max=self.settings.burn_in)
         if run is not Pass.LOOK and may_be_replayed():
@@ -217,7 +218,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
         alone, first, output = len(self._segments) == 1, self._segments[0].source, None
         if alone and active is True and first.current is None:
-            output = first.observe_quickly(x, None, remember, self, (self.weight, self.bias, self.eps))
+            output = first.observe_quickly(x, None, remember, self, self)
+            if output is not None and first.current is not None:
+                return [first.current], output
         # Where another norm has asked at this step, the moments are known and the input is not looked at.
         fresh = []
         for source, a, b in self._segments:
@@ -238,8 +241,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 pairs = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
             if statistics[0].earlier is not None and (deeper := self.sources[0].deeper) is not None:
                 pairs = [deeper.follow(*pairs[0], statistics[0].earlier)]
-        mean, var = (_joined(column) for column in zip(*pairs, strict=True))
-        share = _joined([each.share for each in statistics], statistics)
+        if len(pairs) == 1:
+            (mean, var), share = pairs[0], statistics[0].share
+        else:
+            mean, var = (_joined(column) for column in zip(*pairs, strict=True))
+            share = _joined([each.share for each in statistics], statistics)
         group, count = self.settings.active_group, statistics[0].positions
         return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, count, followed, output)
 

@@ -57,6 +57,9 @@ class Influence(NamedTuple):
 class Form(ABC):
     """How the sensitivity of a source's moments to the weights of its producers is kept."""
 
+    arrays: tuple[str | None, ...]
+    """What `functional.native.Memory` has of a history with one producer, from `mean` to `var_at`; None for nothing."""
+
     def __init__(
         self, producers: tuple[Producer, ...], direct: bool, positions: int | None, settings: Settings
     ) -> None:
@@ -82,17 +85,6 @@ class Form(ABC):
     @abstractmethod
     def remember(self, seen: Observation, history: History) -> Row:
         """Return what is to be kept of today."""
-
-    @abstractmethod
-    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
-        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight.
-
-        None if the batch is not finite.
-        """
-
-    @abstractmethod
-    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
-        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
 
     @staticmethod
     def mean_grad_in(row: Row, i: int) -> Tensor | None:

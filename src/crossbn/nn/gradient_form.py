@@ -16,6 +16,8 @@ _SMALL = 2**17
 class Gradients(Form):
     """Keeps the gradient of the mean, one patch, and that of the variance, of the weight's size."""
 
+    arrays = ("mean", "var", "count", "0.mean_grad", "mean_at", None, "0.var_grad", "var_at")
+
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
         shapes: Shapes = {"mean_at": (channels,), "var_at": (channels,)}
@@ -39,17 +41,6 @@ class Gradients(Form):
             C.Jacobian(rows.clone(), weight, coefficient, _weighted_sum(own, rings[f"{i}.var_grad"]))
             for i, rows in enumerate(recollection.rows)
         )
-
-    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
-        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight."""
-        past = C.native.Gradients(rings["0.mean_grad"], rings["0.var_grad"], rings["mean_at"], rings["var_at"])
-        finite, towards, rest = C.native.pool_gradients(batch, rings["mean"], rings["var"], weight, past)
-        rows = past.mean_grad.unsqueeze(1).clone()
-        return C.Jacobian(rows, batch.votes.weight, towards.unsqueeze(1), rest) if finite else None
-
-    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
-        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
-        return C.native.remember_gradients(site.structure, step, slot)
 
     def remember(self, seen: Observation, history: History) -> Row:
         """Return today's gradients and, to take off later, their products with today's weights."""

@@ -49,7 +49,7 @@ class Graft:
         jacobian, grad_mean, grad_var = pending
         with torch.no_grad():
             if grad.is_contiguous() and grad.dtype == grad_var.dtype:
-                jacobian.add_weight_gradient_(grad.view(grad.shape[0], -1), grad_mean, grad_var)
+                jacobian.add_weight_gradient_(grad, grad_mean, grad_var)
                 return None
             addition = unflatten_weight(jacobian.weight_gradient(grad_mean, grad_var), self.geometry)
             return *grad_inputs[:_WEIGHT], grad + addition.to(grad.dtype), *grad_inputs[_WEIGHT + 1 :]

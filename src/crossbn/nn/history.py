@@ -45,10 +45,9 @@ class History:
         self.pushed = torch.zeros((), dtype=torch.int64, device=like.device)
         # Where to write, slot by slot: made once.
         self._slots: dict[int, list[Tensor]] = {}
-        self._views: dict[int, dict[str, Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_slots": {}, "_views": {}}  # a copy writes to its own
+        return {**self.__dict__, "_slots": {}}  # a copy writes to its own
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rings[name]
@@ -109,24 +108,11 @@ class History:
 
     def _write(self, row: Mapping[str, Tensor | Pieces]) -> None:
         slot = int(self.pushed) % self.slots
-        if slot not in self._slots:
+        known = self._slots.get(slot)
+        if known is None or known[0]._base is not self["mean"]:  # a compiled step has other rings
             self._slots[slot] = [part for name, ring in self.rings.items() for part in _parts(name, ring[slot])]
         values = [part for name, ring in self.rings.items() for part in _fill(row[name], ring)]
         torch._foreach_copy_(self._slots[slot], values)
-        self.pushed = self.pushed + 1
-
-    def next_slot(self, samples: int) -> dict[str, Tensor]:
-        """Return where the next step goes, by name, with room for `samples`; to be followed by `advance`."""
-        for name in self.rings:
-            if _is_samples(name):
-                self.widen_(name, 1 + samples)
-        slot = int(self.pushed) % self.slots
-        if slot not in self._views:
-            self._views[slot] = {name: ring[slot] for name, ring in self.rings.items()}
-        return self._views[slot]
-
-    def advance(self) -> None:
-        """Count the step that has been written to `next_slot`."""
         self.pushed = self.pushed + 1
 
     def _write_where(self, row: Mapping[str, Tensor | Pieces], accept: Tensor) -> None:
@@ -141,10 +127,6 @@ class History:
                 ring.index_copy_(0, slot, new)
         self.pushed = self.pushed + accept
 
-    def _forget_views(self) -> None:
-        self._slots.clear()
-        self._views.clear()
-
     def clear_(self) -> None:
         """Forget everything."""
         for _, tensor in self.state():
@@ -155,7 +137,7 @@ class History:
         filled = min(int(self.pushed), self.slots)
         kept = min(filled, slots)
         order = (int(self.pushed) + torch.arange(-kept, 0, device=self.pushed.device)) % max(self.slots, 1)
-        self._forget_views()
+        self._slots.clear()
         for name, ring in self.rings.items():
             self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
             self.rings[name][:kept] = ring[order]
@@ -165,7 +147,7 @@ class History:
         """Let each step of `name` hold at least `size` samples; the new ones are 0."""
         ring = self[name]
         if (missing := size - ring.shape[1]) > 0:
-            self._forget_views()
+            self._slots.clear()
             self.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
 
     def fit_(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -173,9 +155,15 @@ class History:
         for name in filter(_is_samples, shapes):
             self.widen_(name, shapes[name][0])
 
+    def make_room_(self, samples: int) -> None:
+        """Let there be room for that many samples, if any are kept."""
+        if "products" in self.rings and self["products"].shape[1] <= samples:
+            for name in filter(_is_samples, self.rings):
+                self.widen_(name, 1 + samples)
+
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
         """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
-        self._forget_views()
+        self._slots.clear()
         for name, ring in self.rings.items():
             moved = function(ring)
             dtype = self._stored_as(name, accumulation_dtype(moved.dtype))

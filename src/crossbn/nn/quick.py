@@ -2,56 +2,85 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from crossbn import functional as C  # the library's F
+from crossbn.functional import library, native
+from crossbn.functional.pooling import Votes
+from crossbn.nn.history import History
 from crossbn.nn.settings import Settings
 from crossbn.nn.statistics import Statistics
 
 if TYPE_CHECKING:
+    from crossbn.nn.guarded import GuardedBatchNorm
     from crossbn.nn.source import Named, Source
 
-Affine = tuple[Tensor | None, Tensor | None, float]
-"""Gamma, beta and eps."""
+Moments = tuple[Tensor, Tensor]
+"""Mean and biased variance."""
+
+
+class Seen(NamedTuple):
+    """An operator's output, its input, its weight, and where all that is."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    site: C.Site
+
+
+class Owned(NamedTuple):
+    """What a norm has of its own."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    tracked: Tensor
+    momentum: float
+    gamma: Tensor | None
+    beta: Tensor | None
+    eps: float
 
 
 def observe(
-    source: Source, x: Tensor, moments: tuple[Tensor, Tensor] | None, remember: bool, norm: Named, affine: Affine | None
+    source: Source,
+    x: Tensor,
+    moments: Moments | None,
+    remember: bool,
+    asking: Named,
+    norm: GuardedBatchNorm | None = None,
 ) -> tuple[Statistics, Tensor | None] | None:
-    """Return the statistics of `source` at this step and, with `affine`, the output; None if the case is another.
+    """Return the statistics of `source` at this step; None, and nothing has happened, if the case is another.
 
     Args:
         source: what feeds the channels.
         x: the channels, [N, C, ...].
-        moments: its mean and biased variance; None if they are to be found.
+        moments: its moments; None if they are to be found.
         remember: whether this step enters the history.
-        norm: who asks.
-        affine: how to normalize, for a norm that reads nothing else.
+        asking: who asks.
+        norm: the same, if it reads nothing else: then the output is returned, too, and running statistics have moved.
     """
-    rings, present = source.history.recall()
-    positions = x.numel() // x.shape[1]
-    if present is not None or not _is_usual(source, norm.settings) or not rings["mean"].shape[0]:
+    history, form, positions = source.history, source.form, x.numel() // x.shape[1]
+    pushed = int(history.pushed)
+    if not pushed or form is None or not _is_usual(source, asking.settings):
         return None
-    if positions == 1:  # a lone position is centred before it is scaled, elsewhere
-        affine = None
-    producer, parameters = source.producers[0], [each for each in (affine or ())[:2] if isinstance(each, Tensor)]
-    y, weight = producer.input_for(x, norm.label), producer.weight_value(x.dtype)
-    if not C.library.fit(x, y, weight, rings["mean"], *parameters) or not C.Site.has_room(producer.geometry, x):
+    owned = None if norm is None or positions == 1 else _owned(norm)  # a lone position is centred first, elsewhere
+    if (norm is not None and owned is None) or (seen := _look(source, x, asking, owned)) is None:
         return None
-    assert source.form is not None
-    slot = int(source.history.pushed) % source.history.slots
-    votes = C.votes_by_age(rings["mean"].shape[0], slot, norm.settings.decay, x.dtype, x.device)
-    batch = C.native.Batch(x, moments, votes, affine)
-    jacobian = source.form.pool(rings, weight, batch)
-    if jacobian is None:
+    slot, steps = pushed % history.slots, min(pushed, history.slots)
+    votes = C.votes_by_age(steps, slot, asking.settings.decay, x.dtype, x.device)
+    counted = sum(history["count"].tolist()) + positions
+    batch, pooled, output = _batch(x, moments, votes, owned)
+    batch.bessel = counted / (counted - 1)
+    history.make_room_(seen.site.amount)
+    memory, jacobian, _scratch = _memory(history, form.arrays, steps, seen, votes)
+    memory.slot, memory.start = slot if remember else -1, seen.site.start(pushed)
+    if not native.step(x.dtype, batch, memory, seen.site.structure):
         return None
-    counted = sum(rings["count"].tolist()) + positions
-    if remember:
-        _write(source, x, y, batch)
-    bessel = counted / (counted - 1)
-    return Statistics(batch.mean, batch.var, votes.share, bessel, True, positions, True, (jacobian,), None), batch.y
+    if owned is not None:
+        torch.autograd.graph.increment_version(owned[:3])
+    return Statistics(*pooled, votes.share, batch.bessel, True, positions, True, (jacobian,), None), output
 
 
 def _is_usual(source: Source, settings: Settings) -> bool:
@@ -60,18 +89,84 @@ def _is_usual(source: Source, settings: Settings) -> bool:
         return False
     if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
         return False
-    if source.deeper is not None or history.narrow is not None or history.slots > C.native.MOST_STEPS:
+    if source.deeper is not None or history.narrow is not None or history.slots > native.MOST_STEPS:
         return False
-    return producers[0].has_run and producers[0].bias is None
+    return type(history) is History and producers[0].has_run and producers[0].bias is None
 
 
-def _write(source: Source, x: Tensor, y: Tensor, batch: C.native.Batch) -> None:
-    form, history = source.form, source.history
-    assert form is not None
-    assert form.positions is not None
+def _owned(norm: GuardedBatchNorm) -> Owned | None:
+    """Return what the norm has, if its running statistics are there and move at a fixed rate."""
+    mean, var, tracked, momentum = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
+    if mean is None or var is None or tracked is None or momentum is None or not norm.track_running_stats:
+        return None
+    if not tracked.is_cpu or tracked.dtype is not torch.int64:
+        return None
+    return Owned(mean, var, tracked, momentum, norm.weight, norm.bias, norm.eps)
+
+
+def _look(source: Source, x: Tensor, asking: Named, owned: Owned | None) -> Seen | None:
+    """Return what the operator has seen, if all that can be handed over."""
+    producer, form = source.producers[0], source.form
+    y, weight = producer.input_for(x, asking.label), producer.weight_value(x.dtype)
+    own = () if owned is None else (owned.running_mean, owned.running_var, owned.gamma, owned.beta)
+    if not library.fit(x, y, weight, source.history["mean"], *[each for each in own if each is not None]):
+        return None
     if source.site is None or source.site.shapes != (y.shape, x.shape):
-        source.site = C.Site(source.producers[0].geometry, y, x, form.positions)
-    site, slot = source.site, history.next_slot(source.site.amount)
-    step = site.step(x, y, batch.today_mean, batch.today_var, int(history.pushed))
-    if form.write(site, step, slot):
-        history.advance()
+        if not C.Site.has_room(producer.geometry, x):
+            return None
+        assert form is not None
+        assert form.positions is not None
+        source.site = C.Site(producer.geometry, y, x, form.positions)
+    return Seen(x, y, weight, source.site)
+
+
+def _batch(
+    x: Tensor, moments: Moments | None, votes: Votes, owned: Owned | None
+) -> tuple[native.Batch, Moments, Tensor | None]:
+    """Return the batch, and where its pooled moments and its output go."""
+    images, channels = x.shape[:2]
+    mean, var, *today = x.new_empty(4 if moments is None else 2, channels).unbind()
+    batch = native.Batch(
+        *(x.data_ptr(), images, channels, x.numel() // (images * channels), x.stride(0), moments is not None),
+        *map(Tensor.data_ptr, (*(moments or today), mean, var)),
+    )
+    batch.votes = _address(votes.each)
+    if owned is None:
+        return batch, (mean, var), None
+    output = torch.empty(x.shape, dtype=x.dtype)
+    batch.y, batch.gamma, batch.beta, batch.eps = (
+        output.data_ptr(),
+        _address(owned.gamma),
+        _address(owned.beta),
+        owned.eps,
+    )
+    batch.running_mean, batch.running_var = owned.running_mean.data_ptr(), owned.running_var.data_ptr()
+    batch.tracked, batch.momentum = owned.tracked.data_ptr(), owned.momentum
+    return batch, (mean, var), output
+
+
+def _memory(
+    history: History, names: tuple[str | None, ...], steps: int, seen: Seen, votes: Votes
+) -> tuple[native.Memory, C.Jacobian, Tensor]:
+    """Return what is remembered, how the pooled moments will follow the weight, and a tensor to hold on to."""
+    x, y, weight, site = seen
+    arrays = [None if name is None else history[name] for name in names]
+    rows, (channels, size) = arrays[3], weight.shape
+    assert rows is not None
+    groups, as_gradients = rows.shape[-2], rows.ndim == 3
+    amount = 1 if as_gradients else rows.shape[1]
+    kept, coefficient = x.new_empty(steps, amount, groups, size), x.new_empty(steps, amount, channels)
+    rest = x.new_empty(channels, size) if as_gradients else None
+    needed = site.scratch + site.scratch_a_thread * torch.get_num_threads()
+    scratch = x.new_empty(needed + site.samples if as_gradients else needed)
+    memory = native.Memory(
+        *(steps, amount, groups, size, 0, 0, weight.data_ptr(), y.data_ptr(), y.stride(0)),
+        *map(_address, arrays),
+        *map(_address, (history.pushed, kept, coefficient, rest, scratch)),
+        scratch.data_ptr() + needed * x.element_size(),
+    )
+    return memory, C.Jacobian(kept, votes.weight, coefficient, rest), scratch
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -27,6 +27,8 @@ class Samples(Form):
     Order 2 squares changes, so there the factor 1 / P is split: its root goes to the rows, and one remains.
     """
 
+    arrays = ("mean", "var", "count", "0.rows", "products", "centred", None, None)
+
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
         amount = 1 + (self.positions or 0)
@@ -58,17 +60,6 @@ class Samples(Form):
         var_coefficient = own.unsqueeze(1) * centred
         var_coefficient[:, 0] = coefficient
         return tuple(C.Jacobian(rows.clone(), weight, var_coefficient, None) for rows in recollection.rows)
-
-    def pool(self, rings: Rings, weight: Tensor, batch: C.native.Batch) -> C.Jacobian | None:
-        """Pool a batch with what is remembered, in compiled code; return how the result follows the weight."""
-        rows, at = rings["0.rows"], rings["products"]
-        product = C.project(rows.flatten(0, 1), weight).view_as(at)
-        finite = C.native.pool_samples(batch, rings["mean"], rings["var"], product, at, rings["centred"])
-        return C.Jacobian(rows.clone(), batch.votes.weight, product, None) if finite else None
-
-    def write(self, site: C.Site, step: C.native.Step, slot: Rings) -> bool:
-        """Write a step to its place in the history, in compiled code; False if its input is not finite."""
-        return C.native.remember_samples(site.structure, step, slot)
 
     def remember(self, seen: Observation, history: History) -> Row:
         """Return today's rows, and what the weights made of them."""

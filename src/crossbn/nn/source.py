@@ -13,6 +13,7 @@ from crossbn.nn import quick
 from crossbn.nn.deeper import Deeper
 from crossbn.nn.form_choice import make_form
 from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes, total
+from crossbn.nn.guarded import GuardedBatchNorm
 from crossbn.nn.history import History, Row
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import may_be_replayed
@@ -152,18 +153,18 @@ class Source:
         x: Tensor,
         moments: tuple[Tensor, Tensor] | None,
         remember: bool,
-        norm: Named,
-        affine: quick.Affine | None = None,
+        asking: Named,
+        norm: GuardedBatchNorm | None = None,
     ) -> Tensor | None:
         """Do the same in compiled code where that is possible, and nothing where it is not; see `quick.observe`.
 
         Returns:
-            The output, with `affine` and where it could be done.
+            The output of `norm`, where it could be done.
         """
         if not C.library.fit(x):
             return None
         with torch.no_grad():
-            found = quick.observe(self, x, moments, remember, norm, affine)
+            found = quick.observe(self, x, moments, remember, asking, norm)
         self._current, output = (None, None) if found is None else found
         return output
 
