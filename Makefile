@@ -36,7 +36,7 @@ browser:
 		echo "The tests open pages in a browser: install one of $(BROWSERS)." >&2; exit 1; \
 	fi
 
-$(VENV)/demo: pyproject.toml constraints.txt src/crossbn/functional/native.c
+$(VENV)/demo: pyproject.toml constraints.txt $(wildcard src/crossbn/functional/compiled/*)
 	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(INSTALL) --editable '.[demo]'
 	touch $@

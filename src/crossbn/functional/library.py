@@ -1,4 +1,4 @@
-"""The library that `native.c` was compiled to, if it was; and whether tensors can be handed to it.
+"""The library that `compiled/` has become, if it has, and whether tensors can be handed to it.
 
 Where a C compiler was found when the package was installed, the functions of this directory hand plain float32 and
 float64 tensors in the CPU's memory to `native.py`. Elsewhere, under `torch.compile`, and with the variable
@@ -51,7 +51,7 @@ def _load() -> dict[torch.dtype, dict[str, Any]]:
 
 
 functions = _load()
-"""What `native.c` defines, by type of numbers and name; empty if it was not compiled."""
+"""What `compiled/` defines, by type of numbers and name; empty if it was not compiled."""
 _switched_off = False
 
 

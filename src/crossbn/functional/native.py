@@ -1,4 +1,4 @@
-"""Compiled twins of what a training step does on the CPU, `native.c`; none of them is needed.
+"""Compiled twins of what a training step does on the CPU, see `compiled/`; none of them is needed.
 
 | here | its twin |
 |---|---|

@@ -1,0 +1,139 @@
+/* Channel by channel: moments, normalization, its backward, running statistics. Included for each type of numbers. */
+
+/* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the output nothing is
+ * normalized and no running statistics move; without gamma and beta they are 1 and 0. */
+struct NAME(batch) {
+    const REAL *x;
+    int64_t n, c, s, x_stride, known; /* whether today's moments are */
+    REAL *today_mean, *today_var, *mean, *var;
+    const REAL *gamma, *beta;
+    double eps;
+    const REAL *votes; /* of the remembered steps, today's being 1; null: all are 1 */
+    REAL *y;
+    double bessel, momentum; /* the pooled variance times `bessel` is unbiased */
+    REAL *running_mean, *running_var;
+    int64_t *tracked; /* steps that the running statistics have seen */
+};
+
+FAST static double NAME(sum)(IN x, int64_t s) {
+    double total = 0;
+    for (int64_t start = 0; start < s; start += BLOCK) {
+        int64_t stop = start + BLOCK < s ? start + BLOCK : s;
+        REAL part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t p = start; p < stop; p++) part += x[p];
+        total += part;
+    }
+    return total;
+}
+
+FAST static double NAME(sum_of_squares)(IN x, REAL mean, int64_t s) {
+    double total = 0;
+    for (int64_t start = 0; start < s; start += BLOCK) {
+        int64_t stop = start + BLOCK < s ? start + BLOCK : s;
+        REAL part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t p = start; p < stop; p++) part += (x[p] - mean) * (x[p] - mean);
+        total += part;
+    }
+    return total;
+}
+
+/* Add to sum(g) and sum(g (x - mean)). */
+FAST static void NAME(add_sums)(IN grad, IN x, REAL mean, int64_t s, double *sum_grad, double *sum_product) {
+    for (int64_t start = 0; start < s; start += BLOCK) {
+        int64_t stop = start + BLOCK < s ? start + BLOCK : s;
+        REAL part = 0, product = 0;
+#pragma omp simd reduction(+ : part, product)
+        for (int64_t p = start; p < stop; p++) {
+            part += grad[p];
+            product += grad[p] * (x[p] - mean);
+        }
+        *sum_grad += part;
+        *sum_product += product;
+    }
+}
+
+FAST static void NAME(combine)(IN grad, IN x, REAL scale, REAL slope, REAL mean, REAL level, int64_t s, OUT dx) {
+    for (int64_t p = 0; p < s; p++) dx[p] = scale * grad[p] - slope * (x[p] - mean) - level;
+}
+
+FAST static void NAME(scale)(IN x, REAL factor, REAL offset, int64_t s, OUT y) {
+    for (int64_t p = 0; p < s; p++) y[p] = factor * x[p] + offset;
+}
+
+static int NAME(is_finite)(IN x, int64_t size) {
+    for (int64_t p = 0; p < size; p++)
+        if (!isfinite(x[p])) return 0;
+    return 1;
+}
+
+int NAME(all_finite)(IN x, int64_t size) { return NAME(is_finite)(x, size); }
+
+/* Mean and, unless null, biased variance of a channel. */
+static void NAME(moments_of)(IN x, int64_t n, int64_t s, int64_t batch_stride, OUT mean, OUT var) {
+    double total = 0, squares = 0;
+    for (int64_t b = 0; b < n; b++) total += NAME(sum)(x + b * batch_stride, s);
+    *mean = (REAL)(total / (double)(n * s));
+    if (var == 0) return;
+    for (int64_t b = 0; b < n; b++) squares += NAME(sum_of_squares)(x + b * batch_stride, *mean, s);
+    *var = (REAL)(squares / (double)(n * s));
+}
+
+/* The same of each channel. */
+void NAME(moments)(IN x, int64_t n, int64_t c, int64_t s, int64_t batch_stride, OUT mean, OUT var, int threads) {
+    threads = worth(threads, n * c * s);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t j = 0; j < c; j++)
+        NAME(moments_of)(x + j * s, n, s, batch_stride, mean + j, var == 0 ? 0 : var + j);
+}
+
+static void NAME(find_moments)(const struct NAME(batch) *batch, int64_t j) {
+    if (!batch->known)
+        NAME(moments_of)(batch->x + j * batch->s, batch->n, batch->s, batch->x_stride, batch->today_mean + j,
+                         batch->today_var + j);
+}
+
+/* Normalize a channel, which its moments have just brought near. */
+static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
+    if (batch->y == 0) return;
+    const double gamma = batch->gamma == 0 ? 1 : batch->gamma[j], beta = batch->beta == 0 ? 0 : batch->beta[j];
+    const REAL factor = (REAL)(gamma / sqrt((double)batch->var[j] + batch->eps));
+    const REAL offset = (REAL)(beta - (double)batch->mean[j] * factor);
+    for (int64_t b = 0; b < batch->n; b++)
+        NAME(scale)(batch->x + b * batch->x_stride + j * batch->s, factor, offset, batch->s,
+                    batch->y + (b * batch->c + j) * batch->s);
+}
+
+/* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel):
+ * dx, the gradients of gamma and beta, and those of the pooled mean and variance. */
+void NAME(blend)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var, double eps, IN share,
+                 int64_t share_stride, IN gamma, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var,
+                 int threads) {
+    threads = worth(threads, n * c * s);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t j = 0; j < c; j++) {
+        const REAL centre = mean[j], invstd = (REAL)(1 / sqrt((double)var[j] + eps)), scale = gamma[j] * invstd;
+        double sum_grad = 0, sum_product = 0;
+        for (int64_t place = j * s; place < n * c * s; place += c * s)
+            NAME(add_sums)(grad + place, x + place, centre, s, &sum_grad, &sum_product);
+        const double own = share[j * share_stride] / (double)(n * s);
+        const REAL slope = (REAL)(own * scale * invstd * invstd * sum_product), level = (REAL)(own * scale * sum_grad);
+        for (int64_t place = j * s; place < n * c * s; place += c * s)
+            NAME(combine)(grad + place, x + place, scale, slope, centre, level, s, dx + place);
+        grad_beta[j] = (REAL)sum_grad;
+        grad_gamma[j] = (REAL)(invstd * sum_product);
+        grad_mean[j] = (REAL)(-scale * sum_grad);
+        grad_var[j] = (REAL)(-0.5 * scale * invstd * grad_gamma[j]);
+    }
+}
+
+/* Move the running statistics; `bessel` times the variance is unbiased. */
+FAST void NAME(move_running)(int64_t c, IN mean, IN var, double bessel, double momentum, OUT running_mean,
+                             OUT running_var) {
+    const REAL step = (REAL)momentum, unbiased = (REAL)bessel;
+    for (int64_t j = 0; j < c; j++) {
+        running_mean[j] += step * (mean[j] - running_mean[j]);
+        running_var[j] += step * (var[j] * unbiased - running_var[j]);
+    }
+}
