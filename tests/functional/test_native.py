@@ -188,6 +188,25 @@ def test_weights_of_all_shapes(conv: nn.Conv2d, form: str, threads: int) -> None
         torch.set_num_threads(before)
 
 
+def test_a_weight_that_is_part_of_another_tensor() -> None:
+    torch.manual_seed(0)
+    linear, whole = nn.Linear(10, 6, bias=False), torch.randn(6, 20, dtype=torch.float64)
+
+    def train_on() -> tuple[Tensor, ...]:
+        linear.weight = nn.Parameter(whole.clone()[:, :10])
+        network = nn.Sequential(linear, nn.BatchNorm1d(6, dtype=torch.float64))
+        crossbn.convert_(network, window=3)
+        scores = []
+        for step in range(4):
+            generator = torch.Generator().manual_seed(step)
+            scores.append(network(torch.randn(4, 10, generator=generator, dtype=torch.float64)))
+            (grad,) = torch.autograd.grad(scores[-1].pow(3).sum(), linear.weight)
+            linear.weight.data -= 0.01 * grad
+        return tuple(scores)
+
+    twice(train_on)
+
+
 def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 4, 1, stride=2, bias=False)

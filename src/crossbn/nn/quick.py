@@ -109,7 +109,8 @@ def _look(source: Source, x: Tensor, asking: Named, owned: Owned | None) -> Seen
     producer, form = source.producers[0], source.form
     y, weight = producer.input_for(x, asking.label), producer.weight_value(x.dtype)
     own = () if owned is None else (owned.running_mean, owned.running_var, owned.gamma, owned.beta)
-    if not library.fit(x, y, weight, source.history["mean"], *[each for each in own if each is not None]):
+    fits = library.fit(x, y, weight, source.history["mean"], *[each for each in own if each is not None])
+    if not fits or not weight.is_contiguous():
         return None
     if source.site is None or source.site.shapes != (y.shape, x.shape):
         if not C.Site.has_room(producer.geometry, x):
