@@ -71,9 +71,14 @@ def switched_off() -> Iterator[None]:
         _switched_off = before
 
 
+def in_use() -> bool:
+    """Tell whether the compiled functions may be called here: they are there, and nothing is being traced."""
+    return is_available() and not torch.compiler.is_compiling() and not torch._C._is_tracing()
+
+
 def fit(*tensors: Tensor) -> bool:
     """Tell whether these can be handed over: float32 or float64 all of them, on the CPU, each image of them dense."""
-    if not functions or _switched_off or torch.compiler.is_compiling() or torch._C._is_tracing():
+    if not in_use():
         return False
     dtype = tensors[0].dtype
     if dtype not in functions:

@@ -64,7 +64,7 @@ class Blended(NamedTuple):
 def blend(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float, share: Tensor, gamma: Tensor) -> Blended:
     """Return the gradients, from that of the output."""
     grad, x = grad.contiguous(), x.contiguous()
-    result = torch.empty_like(x), *gamma.new_empty(4, gamma.shape[0]).unbind()
+    result = torch.empty_like(x), *(torch.empty_like(gamma) for _ in range(4))
     functions[x.dtype]["blend"](
         *(grad.data_ptr(), x.data_ptr(), *_extent(x)[:3], mean.data_ptr(), var.data_ptr(), eps),
         *(share.data_ptr(), int(share.numel() > 1), gamma.data_ptr()),

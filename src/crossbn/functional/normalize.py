@@ -50,15 +50,19 @@ class Jacobian(NamedTuple):
     def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
         """Add dL/dW to `grad`, dense, [C, ...] with I numbers a channel."""
         if library.fit(grad, self.rows, self.var_coefficient):
-            return native.add_gradient_(grad, *self, grad_mean, grad_var)
-        coefficient, rows, grad = self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1), grad.flatten(1)
+            native.add_gradient_(grad, *self, grad_mean, grad_var)
+        else:
+            self._add_weight_gradient_(grad.detach().flatten(1), grad_mean, grad_var)
+
+    @torch.no_grad()
+    def _add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
+        coefficient, rows = self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1)
         if rows.shape[1] == 1:
             grad.addmm_(coefficient.mT, rows.squeeze(1))
         else:
             grad.add_(spread(coefficient, rows))
         if self.var_jacobian is not None:
             grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
-        return None
 
     def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         coefficient = self.var_coefficient * grad_var

@@ -47,9 +47,9 @@ class Graft:
         if pending is None or grad is None:
             return None
         jacobian, grad_mean, grad_var = pending
+        if grad.is_contiguous() and grad.dtype == grad_var.dtype:
+            jacobian.add_weight_gradient_(grad, grad_mean, grad_var)
+            return None
         with torch.no_grad():
-            if grad.is_contiguous() and grad.dtype == grad_var.dtype:
-                jacobian.add_weight_gradient_(grad, grad_mean, grad_var)
-                return None
             addition = unflatten_weight(jacobian.weight_gradient(grad_mean, grad_var), self.geometry)
             return *grad_inputs[:_WEIGHT], grad + addition.to(grad.dtype), *grad_inputs[_WEIGHT + 1 :]

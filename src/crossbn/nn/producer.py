@@ -102,6 +102,15 @@ class Producer:
         flat = flatten_weight(weight, self.geometry)
         return flat if flat.dtype == dtype else flat.to(dtype)
 
+    def dense_weight(self) -> Tensor:
+        """Return today's weight with the numbers of an output channel next to each other, in whatever shape."""
+        weight = self.module.weight if self._weight is None else self._weight
+        assert isinstance(weight, Tensor)
+        if not self.geometry.transposed:
+            return weight
+        with torch.no_grad():
+            return flatten_weight(weight, self.geometry)
+
     def weight(self) -> Tensor:
         """Return today's weight with its graph, as the operator has it."""
         # A region that is computed again must make the same graph then, when the operator, outside of it, has not run.

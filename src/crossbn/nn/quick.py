@@ -62,8 +62,9 @@ def observe(
         norm: the same, if it reads nothing else: then the output is returned, too, and running statistics have moved.
     """
     history, form, positions = source.history, source.form, x.numel() // x.shape[1]
-    pushed = int(history.pushed)
-    if not pushed or form is None or not _is_usual(source, asking.settings):
+    if form is None or not history.pushed.is_cpu or not _is_usual(source, asking.settings):
+        return None
+    if not (pushed := int(history.pushed)):
         return None
     owned = None if norm is None or positions == 1 else _owned(norm)  # a lone position is centred first, elsewhere
     if (norm is not None and owned is None) or (seen := _look(source, x, asking, owned)) is None:
@@ -74,8 +75,10 @@ def observe(
     batch, pooled, output = _batch(x, moments, votes, owned)
     batch.bessel = counted / (counted - 1)
     history.make_room_(seen.site.amount)
-    memory, jacobian, _scratch = _memory(history, form.arrays, steps, seen, votes)
+    memory, jacobian, scratch = _memory(history, form.arrays, steps, seen, votes)
     memory.slot, memory.start = slot if remember else -1, seen.site.start(pushed)
+    if moments is None:
+        batch.today_mean, batch.today_var = scratch.data_ptr(), scratch.data_ptr() + x.shape[1] * x.element_size()
     if not native.step(x.dtype, batch, memory, seen.site.structure):
         return None
     if owned is not None:
@@ -107,7 +110,7 @@ def _owned(norm: GuardedBatchNorm) -> Owned | None:
 def _look(source: Source, x: Tensor, asking: Named, owned: Owned | None) -> Seen | None:
     """Return what the operator has seen, if all that can be handed over."""
     producer, form = source.producers[0], source.form
-    y, weight = producer.input_for(x, asking.label), producer.weight_value(x.dtype)
+    y, weight = producer.input_for(x, asking.label), producer.dense_weight()
     own = () if owned is None else (owned.running_mean, owned.running_var, owned.gamma, owned.beta)
     fits = library.fit(x, y, weight, source.history["mean"], *[each for each in own if each is not None])
     if not fits or not weight.is_contiguous():
@@ -126,21 +129,17 @@ def _batch(
 ) -> tuple[native.Batch, Moments, Tensor | None]:
     """Return the batch, and where its pooled moments and its output go."""
     images, channels = x.shape[:2]
-    mean, var, *today = x.new_empty(4 if moments is None else 2, channels).unbind()
+    mean, var = x.new_empty(channels), x.new_empty(channels)
     batch = native.Batch(
         *(x.data_ptr(), images, channels, x.numel() // (images * channels), x.stride(0), moments is not None),
-        *map(Tensor.data_ptr, (*(moments or today), mean, var)),
+        *map(_address, (*(moments or (None, None)), mean, var)),
     )
     batch.votes = _address(votes.each)
     if owned is None:
         return batch, (mean, var), None
     output = torch.empty(x.shape, dtype=x.dtype)
-    batch.y, batch.gamma, batch.beta, batch.eps = (
-        output.data_ptr(),
-        _address(owned.gamma),
-        _address(owned.beta),
-        owned.eps,
-    )
+    batch.y, batch.eps = output.data_ptr(), owned.eps
+    batch.gamma, batch.beta = _address(owned.gamma), _address(owned.beta)
     batch.running_mean, batch.running_var = owned.running_mean.data_ptr(), owned.running_var.data_ptr()
     batch.tracked, batch.momentum = owned.tracked.data_ptr(), owned.momentum
     return batch, (mean, var), output
@@ -149,22 +148,22 @@ def _batch(
 def _memory(
     history: History, names: tuple[str | None, ...], steps: int, seen: Seen, votes: Votes
 ) -> tuple[native.Memory, C.Jacobian, Tensor]:
-    """Return what is remembered, how the pooled moments will follow the weight, and a tensor to hold on to."""
+    """Return what is remembered, how the pooled moments will follow the weight, and scratch to hold on to."""
     x, y, weight, site = seen
     arrays = [None if name is None else history[name] for name in names]
-    rows, (channels, size) = arrays[3], weight.shape
+    rows = arrays[3]
     assert rows is not None
-    groups, as_gradients = rows.shape[-2], rows.ndim == 3
+    (groups, size), channels, as_gradients = rows.shape[-2:], x.shape[1], rows.ndim == 3
     amount = 1 if as_gradients else rows.shape[1]
     kept, coefficient = x.new_empty(steps, amount, groups, size), x.new_empty(steps, amount, channels)
     rest = x.new_empty(channels, size) if as_gradients else None
-    needed = site.scratch + site.scratch_a_thread * torch.get_num_threads()
-    scratch = x.new_empty(needed + site.samples if as_gradients else needed)
+    # Today's moments, the mean patch, what each thread needs, and of gradients what they are made of.
+    before, needed = 2 * channels, site.scratch + site.scratch_a_thread * torch.get_num_threads()
+    scratch = x.new_empty(before + needed + (site.samples if as_gradients else 0))
     memory = native.Memory(
         *(steps, amount, groups, size, 0, 0, weight.data_ptr(), y.data_ptr(), y.stride(0)),
-        *map(_address, arrays),
-        *map(_address, (history.pushed, kept, coefficient, rest, scratch)),
-        scratch.data_ptr() + needed * x.element_size(),
+        *map(_address, (*arrays, history.pushed, kept, coefficient, rest)),
+        *(scratch.data_ptr() + place * x.element_size() for place in (before, before + needed)),
     )
     return memory, C.Jacobian(kept, votes.weight, coefficient, rest), scratch
 
