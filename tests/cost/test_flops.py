@@ -69,6 +69,19 @@ def test_window_1_is_batch_norm_and_a_look_at_its_moments() -> None:
     assert found.backward == 9 * E
 
 
+def test_large_weights_meet_their_samples_in_both_directions() -> None:
+    conv = nn.Conv2d(64, 64, 3, bias=False)  # a weight that keeps samples: 10 of a step and the mean patch
+    model = nn.Sequential(conv, nn.BatchNorm2d(64))
+    x = torch.randn(2, 64, 6, 6)
+    without = count_step(lambda: conv(x).sum()).products
+    convert_(model, window=4)
+    for _ in range(4):
+        model(x).sum().backward()
+    model.zero_grad()
+    products, mean_patch = 2 * 3 * (1 + 10) * conv.weight.numel(), 2 * 64 * 36 * 9  # of 36 pixels what 9 taps read
+    assert count_step(lambda: model(x).sum()).products - without == Flops(products + mean_patch, products)
+
+
 def test_cross_iteration_grows_linearly_with_the_window() -> None:
     two, three, four = (own(nn.BatchNorm2d(OUT), window) for window in (2, 3, 4))
     assert three - two == four - three

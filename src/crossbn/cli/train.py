@@ -143,9 +143,11 @@ def _carry_out(recipe: Recipe, machine: Machine, output: Path, fresh: bool) -> O
 
     if not _is_first():
         return train_classifier(recipe, output, machine=machine, fresh=fresh)
-    checkpoint = Files(output).checkpoint
-    if checkpoint.exists() and not fresh:
-        typer.echo(f"{checkpoint} is there: the run goes on from it.", err=True)
+    files = Files(output)
+    if files.checkpoint.exists() and not fresh:
+        finished = f"{files.record} is there: the run is finished, --fresh trains anew."
+        unfinished = f"{files.checkpoint} is there: the run goes on from it."
+        typer.echo(finished if files.record.exists() else unfinished, err=True)
     output.mkdir(parents=True, exist_ok=True)
     with _shown(recipe) as watch:
         return train_classifier(recipe, output, watch, machine, fresh)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-_INTERFACE = 4
+_INTERFACE = 5
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads
@@ -24,6 +24,7 @@ _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r fo
     "blend": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
     "step": "ppp" + "t",
     "move_running": "nppr" + "rpp",
+    "take_over": "n" + "p" * 5,
     "all_finite": "pn",
     "add_gradient": "n" * 5 + "ppp" + "nn" + "p" * 5 + "t",
 }

@@ -51,6 +51,13 @@ def move_running(
     torch.autograd.graph.increment_version((running_mean, running_var))
 
 
+def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Let running mean and variance be `mean` and `var`, and count a step, if they are finite."""
+    addresses = (each.data_ptr() for each in (mean, var, *running))
+    if functions[mean.dtype]["take_over"](mean.shape[0], *addresses):
+        torch.autograd.graph.increment_version(running)
+
+
 class Blended(NamedTuple):
     """Gradients of what goes into `normalize`."""
 

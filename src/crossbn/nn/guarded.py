@@ -29,17 +29,12 @@ class GuardedBatchNorm(_BatchNorm):
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         assert self.num_batches_tracked is not None
-        momentum = 1 / float(self.num_batches_tracked + 1) if self.momentum is None else self.momentum
-        mean, var = self.running_mean.clone(), self.running_var.clone()
-        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
+        running = self.running_mean, self.running_var, self.num_batches_tracked
+        momentum = 1 / float(running[2] + 1) if self.momentum is None else self.momentum
+        moved = running[0].clone(), running[1].clone()
+        y = F.batch_norm(x, *moved, self.weight, self.bias, True, momentum, self.eps)
         if update:
-            finite = all_finite(var)  # it is not if the mean is not
-            for running, moved in ((self.running_mean, mean), (self.running_var, var)):
-                if finite is True:
-                    running.copy_(moved)
-                elif isinstance(finite, Tensor):
-                    running.copy_(torch.where(finite, moved, running))
-            self.num_batches_tracked.add_(1 if finite is True else finite)
+            _take_over(running, *moved)
         return y
 
     def _move_running(
@@ -66,3 +61,18 @@ class GuardedBatchNorm(_BatchNorm):
                 moved = torch.lerp(running.to(target.dtype), target, momentum)
                 running.copy_(torch.where(torch.as_tensor(accept, device=moved.device), moved, running))
         return None
+
+
+def _take_over(running: tuple[Tensor, Tensor, Tensor], mean: Tensor, var: Tensor) -> None:
+    """Let running mean and variance be `mean` and `var`, and count a step, if they are finite."""
+    tracked = running[2]
+    if library.fit(mean, var, *running[:2]) and tracked.is_cpu and tracked.dtype is torch.int64:
+        return native.take_over(mean, var, running)
+    finite = all_finite(var)  # it is not if the mean is not
+    for before, after in zip(running, (mean, var), strict=False):
+        if finite is True:
+            before.copy_(after)
+        elif isinstance(finite, Tensor):
+            before.copy_(torch.where(finite, after, before))
+    tracked.add_(1 if finite is True else finite)
+    return None

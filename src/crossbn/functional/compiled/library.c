@@ -20,7 +20,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #include <string.h>
 
 /* Raised whenever an argument changes: a library compiled from an older file is not used. */
-int crossbn_interface(void) { return 4; }
+int crossbn_interface(void) { return 5; }
 
 /* Two versions of the loops, chosen when the library is loaded: for processors with AVX2, and for all. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
