@@ -168,7 +168,7 @@ def test_a_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("conv", "form"),
     {
-        "a long patch": (nn.Conv2d(120, 35, 3, bias=False), "Samples"),
+        "a long patch of an odd size": (nn.Conv2d(117, 35, 3, bias=False), "Samples"),
         "groups of channels that are no multiple of four": (nn.Conv2d(80, 92, 3, groups=2, bias=False), "Samples"),
         "all channels of a group in one": (nn.Conv2d(40, 120, 5, groups=20, bias=False), "Gradients"),
         "more positions than are added at once": (nn.Conv2d(6, 9, 1, bias=False), "Gradients"),
