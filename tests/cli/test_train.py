@@ -42,11 +42,12 @@ def test_goes_on_or_begins_anew(tmp_path: Path) -> None:
     call(tmp_path, "--norm bn")
     again = call(tmp_path, "--norm bn")
     assert again.exit_code == 0
-    assert "record.jsonl is there: the run is finished, --fresh trains anew." in again.stderr
+    assert "record.jsonl is there: the run had been finished, --fresh trains anew." in again.stderr
     (tmp_path / "record.jsonl").unlink()
     assert "last.ckpt is there: the run goes on from it." in call(tmp_path, "--norm bn").stderr
     other = call(tmp_path, "--norm gn")
     assert other.exit_code == 1
+    assert "finished" not in other.stderr
     assert (
         "is of another run: norm 'bn', not 'gn'; --output names another directory, --fresh begins anew" in other.stderr
     )

@@ -207,6 +207,71 @@ def test_a_weight_that_is_part_of_another_tensor() -> None:
     twice(train_on)
 
 
+def steps_of(network: nn.Module, count: int, *shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Train on; return the outputs."""
+    outputs = []
+    for step in range(count):
+        images = torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
+        outputs.append(network(images))
+        network.zero_grad()
+        outputs[-1].pow(3).sum().backward()
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            parameter.data -= 0.001 * parameter.grad
+    return tuple(output.double() for output in outputs)
+
+
+def converted(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    network = nn.Sequential(*copy.deepcopy(layers)).double()
+    crossbn.convert_(network, window=3)
+    return network
+
+
+def test_a_change_of_type() -> None:
+    def both() -> tuple[Tensor, ...]:
+        network = converted(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4))
+        steps_of(network.float(), 3, 2, 3, 6, 6, dtype=torch.float32)
+        crossbn.reset_history_(network)
+        return steps_of(network.double(), 3, 2, 3, 6, 6)
+
+    for one, other in zip(both(), _without(both), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # the first steps were of float32
+
+
+def _without(function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    with library.switched_off():
+        return function()
+
+
+def test_layouts_are_not_of_the_history() -> None:
+    def arranged(layout: torch.memory_format, *layers: nn.Module) -> nn.Module:
+        network = converted(*layers)
+        return network.to(memory_format=layout)  # type: ignore[call-overload]  # torch's types lack it
+
+    flat = nn.Linear(300, 128, bias=False), nn.BatchNorm1d(128)  # so large that it keeps samples
+    twice(lambda: steps_of(arranged(torch.channels_last, *flat), 4, 6, 300))
+    deep = nn.Conv3d(40, 40, 3, bias=False), nn.BatchNorm3d(40)
+    twice(lambda: steps_of(arranged(torch.channels_last_3d, *deep), 4, 2, 40, 3, 4, 4))
+
+
+def test_another_default_device() -> None:
+    network = converted(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+    steps_of(network, 2, 2, 3, 6, 6)
+    with torch.device("meta"):
+        assert network(torch.ones(2, 3, 6, 6, dtype=torch.float64, device="cpu")).device.type == "cpu"
+
+
+def test_a_weight_of_another_size_in_its_place() -> None:
+    network = converted(nn.Conv2d(8, 4, 3, bias=False), nn.BatchNorm2d(4))
+    steps_of(network, 2, 2, 8, 6, 6)
+    weight = network[0].weight
+    assert isinstance(weight, Tensor)
+    weight.data = weight.data[:, :4].clone()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        network(torch.randn(2, 4, 6, 6, dtype=torch.float64))
+
+
 def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 4, 1, stride=2, bias=False)
@@ -235,6 +300,7 @@ def test_what_does_not_fit() -> None:
         "other layout": x.to(memory_format=torch.channels_last),
         "repeated": x[:, :1].expand(2, 3, 4, 4),
         "every second": x[..., ::2],
+        "negated when read": torch._neg_view(x),
     }
     assert [name for name, tensor in unfit.items() if library.fit(tensor)] == []
     assert not library.fit(x, x.double())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn.nn.graft import Graft
+from crossbn.nn.producer import Producer
 
 
 def weight_of(model: nn.Sequential) -> Tensor:
@@ -85,3 +86,22 @@ def test_frozen_weight_gets_none() -> None:
     model(x).sum().backward()
     assert weight_of(model).grad is None
     assert x.grad is not None
+
+
+def test_what_one_backward_leaves_does_not_reach_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient() -> Tensor:
+        torch.manual_seed(0)
+        conv, norm = nn.Conv2d(3, 8, 3, bias=False).double(), nn.BatchNorm2d(8).double()
+        network = nn.Sequential(conv, norm)
+        crossbn.convert_(network, window=3)
+        for _ in range(2):
+            network(torch.randn(2, 3, 6, 6, dtype=torch.float64))
+        seen: list[Tensor] = []
+        conv.register_forward_hook(lambda *call: seen.append(call[-1]))
+        y = network(torch.randn(2, 3, 6, 6, dtype=torch.float64))
+        torch.autograd.grad(y.pow(3).sum(), norm.weight, retain_graph=True)  # the norm's part, not the convolution's
+        return torch.autograd.grad(seen[0].square().sum(), conv.weight)[0]  # the convolution's, not the norm's
+
+    got = gradient()
+    monkeypatch.setattr(Producer, "graft", lambda _: None)
+    torch.testing.assert_close(got, gradient())

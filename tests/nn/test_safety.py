@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import nn as cnn
+from crossbn.functional import equal_votes, library, votes_by_age
 
 INF, NAN = float("inf"), float("nan")
 
@@ -382,3 +384,19 @@ def test_producer_whose_output_cannot_be_the_input() -> None:
     conv(torch.randn(2, 2, 4, 4))
     with pytest.raises(ValueError, match=r"^head: normalizes \(2, 3, 4\), which is not what .*Conv2d"):
         norm(torch.randn(2, 3, 4))
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.3])
+@pytest.mark.parametrize("native", [True, False], ids=["in compiled code", "with torch's operators"])
+def test_a_look_in_inference_mode_does_not_spoil_training(native: bool, decay: float) -> None:
+    """What is worked out once and kept must not be of that mode."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+    crossbn.convert_(network, window=11, decay=decay)  # a window that no other test has
+    x = torch.randn(2, 3, 6, 6)
+    equal_votes.cache_clear()
+    votes_by_age.cache_clear()
+    with nullcontext() if native else library.switched_off():
+        network(x).sum().backward()
+        with torch.inference_mode():
+            network(x)
+        network(x).sum().backward()

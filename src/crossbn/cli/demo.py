@@ -29,7 +29,9 @@ def demo(
     window: Annotated[
         int | None, typer.Option(min=1, help="Steps that CBN pools.", show_default="16 / batch size, at most 8")
     ] = None,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Directory of the results.")] = Path("demo-results"),
+    out: Annotated[Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")] = Path(
+        "demo-results"
+    ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the records in the directory.")] = False,
 ) -> None:
     """Train BN, GN and CBN side by side at a tiny batch.

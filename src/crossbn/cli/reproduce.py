@@ -1,4 +1,4 @@
-"""`crossbn reproduce`: one table or figure of the paper, next to the paper's numbers."""
+"""`crossbn reproduce`: one table or figure of the paper, next to the paper's numbers where they are known."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ def reproduce(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier calls have of these runs.")] = False,
 ) -> None:
-    """Reproduce a table or figure of the paper, next to the paper's numbers.
+    """Reproduce a table or figure of the paper, next to the paper's numbers where we know them.
 
     Writes NAME-SCALE.jsonl with a line for each run, NAME-SCALE.md with the table and, for some, NAME-SCALE.png. Runs
     that the first has already are not repeated, so a call that was interrupted goes on where it stopped. Tables of

@@ -144,13 +144,15 @@ def _carry_out(recipe: Recipe, machine: Machine, output: Path, fresh: bool) -> O
     if not _is_first():
         return train_classifier(recipe, output, machine=machine, fresh=fresh)
     files = Files(output)
-    if files.checkpoint.exists() and not fresh:
-        finished = f"{files.record} is there: the run is finished, --fresh trains anew."
-        unfinished = f"{files.checkpoint} is there: the run goes on from it."
-        typer.echo(finished if files.record.exists() else unfinished, err=True)
+    finished = files.record.exists() and not fresh
+    if files.checkpoint.exists() and not finished and not fresh:
+        typer.echo(f"{files.checkpoint} is there: the run goes on from it.", err=True)
     output.mkdir(parents=True, exist_ok=True)
     with _shown(recipe) as watch:
-        return train_classifier(recipe, output, watch, machine, fresh)
+        outcome = train_classifier(recipe, output, watch, machine, fresh)
+    if finished:
+        typer.echo(f"{files.record} is there: the run had been finished, --fresh trains anew.", err=True)
+    return outcome
 
 
 def _is_first() -> bool:

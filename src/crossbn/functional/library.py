@@ -87,7 +87,7 @@ def fit(*tensors: Tensor) -> bool:
     for each in tensors:  # no generator: this is asked several times a step
         if each.dtype is not dtype or not each.is_cpu or type(each) not in _PLAIN or is_functorch_wrapped_tensor(each):
             return False
-        if not each.is_contiguous() and not _has_dense_images(each):
+        if each.is_neg() or (not each.is_contiguous() and not _has_dense_images(each)):
             return False
     return True
 

@@ -100,14 +100,16 @@ def votes_by_age(steps: int, slot: int, decay: float, dtype: torch.dtype, device
     """
     if decay == 1:
         return Votes(None, *equal_votes(steps, dtype, device))
-    ages = (slot - 1 - torch.arange(steps, device=device)) % steps + 1
-    each = torch.pow(decay, ages.to(dtype))
-    share = (1 + each.sum()).reciprocal().reshape(1)
-    return Votes(each, (each * share).unsqueeze(1), share)
+    with torch.inference_mode(False):  # they are kept, and used in training as well
+        ages = (slot - 1 - torch.arange(steps, device=device)) % steps + 1
+        each = torch.pow(decay, ages.to(dtype))
+        share = (1 + each.sum()).reciprocal().reshape(1)
+        return Votes(each, (each * share).unsqueeze(1), share)
 
 
 @functools.lru_cache(256)
 def equal_votes(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the weight of each of the remembered steps [R, 1], and today's [1], where all count the same."""
-    share = torch.full((1,), 1 / (1 + steps), dtype=dtype, device=device)
-    return share.expand(steps, 1), share
+    with torch.inference_mode(False):  # they are kept, and used in training as well
+        share = torch.full((1,), 1 / (1 + steps), dtype=dtype, device=device)
+        return share.expand(steps, 1), share

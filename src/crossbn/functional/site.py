@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from crossbn.functional import library, native
@@ -25,7 +26,7 @@ class Site:
     """
 
     def __init__(self, geometry: Geometry, y: Tensor, x: Tensor, positions: int) -> None:
-        self.shapes = y.shape, x.shape
+        self.key = self.key_of(y, x)
         images, channels, *output_sizes = x.shape
         padding = [1] * (3 - len(output_sizes))
         self.total = math.prod(output_sizes) * images
@@ -43,6 +44,11 @@ class Site:
             (library.POINTER * 3)(*(table.data_ptr() for table in tables)),
             *(self.amount, jump_over(self.total), taps.data_ptr() or None, inside.data_ptr() or None),
         )
+
+    @staticmethod
+    def key_of(y: Tensor, x: Tensor) -> tuple[torch.Size, torch.Size, torch.dtype]:
+        """Return what a site depends on beside the operator."""
+        return y.shape, x.shape, x.dtype
 
     @staticmethod
     def has_room(geometry: Geometry, x: Tensor) -> bool:

@@ -23,7 +23,7 @@ class Graft:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        self._pending: tuple[Jacobian, Tensor, Tensor] | None = None
+        self._pending: tuple[int, Jacobian, Tensor, Tensor] | None = None
 
     @staticmethod
     def onto(node: Any, weight: Any, geometry: Geometry) -> Graft | None:
@@ -39,14 +39,16 @@ class Graft:
 
     def deliver(self, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> None:
         """Say what to add, in the norm's backward."""
-        self._pending = jacobian, grad_mean, grad_var
+        self._pending = torch._C._current_graph_task_id(), jacobian, grad_mean, grad_var
 
     def _add(self, grad_inputs: tuple[Tensor | None, ...], _: tuple[Tensor, ...]) -> tuple[Tensor | None, ...] | None:
         pending, self._pending = self._pending, None
         grad = grad_inputs[_WEIGHT]
         if pending is None or grad is None:
             return None
-        jacobian, grad_mean, grad_var = pending
+        task, jacobian, grad_mean, grad_var = pending
+        if task != torch._C._current_graph_task_id():  # of a backward that did not come to this node
+            return None
         if grad.is_contiguous() and grad.dtype == grad_var.dtype:
             jacobian.add_weight_gradient_(grad, grad_mean, grad_var)
             return None

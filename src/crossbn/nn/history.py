@@ -165,7 +165,7 @@ class History:
         """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
         self._slots.clear()
         for name, ring in self.rings.items():
-            moved = function(ring)
+            moved = function(ring.flatten(1) if ring.ndim > 1 else ring).view(ring.shape)  # no layout of images for it
             dtype = self._stored_as(name, accumulation_dtype(moved.dtype))
             self.rings[name] = moved if moved.dtype == dtype else ring.to(moved.device, dtype)
         self.pushed = function(self.pushed)

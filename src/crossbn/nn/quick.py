@@ -113,14 +113,16 @@ def _look(source: Source, x: Tensor, asking: Named, owned: Owned | None) -> Seen
     y, weight = producer.input_for(x, asking.label), producer.dense_weight()
     own = () if owned is None else (owned.running_mean, owned.running_var, owned.gamma, owned.beta)
     fits = library.fit(x, y, weight, source.history["mean"], *[each for each in own if each is not None])
-    if not fits or not weight.is_contiguous():
+    geometry = producer.geometry
+    sizes = y.shape[1], weight.numel()  # of weights that have been replaced in place, too
+    if not fits or not weight.is_contiguous() or sizes != (geometry.in_channels, x.shape[1] * geometry.patch_size):
         return None
-    if source.site is None or source.site.shapes != (y.shape, x.shape):
-        if not C.Site.has_room(producer.geometry, x):
+    if source.site is None or source.site.key != C.Site.key_of(y, x):
+        if not C.Site.has_room(geometry, x):
             return None
         assert form is not None
         assert form.positions is not None
-        source.site = C.Site(producer.geometry, y, x, form.positions)
+        source.site = C.Site(geometry, y, x, form.positions)
     return Seen(x, y, weight, source.site)
 
 
@@ -137,7 +139,7 @@ def _batch(
     batch.votes = _address(votes.each)
     if owned is None:
         return batch, (mean, var), None
-    output = torch.empty(x.shape, dtype=x.dtype)
+    output = x.new_empty(x.shape)
     batch.y, batch.eps = output.data_ptr(), owned.eps
     batch.gamma, batch.beta = _address(owned.gamma), _address(owned.beta)
     batch.running_mean, batch.running_var = owned.running_mean.data_ptr(), owned.running_var.data_ptr()
