@@ -103,7 +103,7 @@ class Batch(ctypes.Structure):
         *((name, NUMBER) for name in ("images", "channels", "space", "x_stride", "known")),
         *((name, POINTER) for name in ("today_mean", "today_var", "mean", "var", "gamma", "beta")),
         ("eps", REAL),
-        *((name, POINTER) for name in ("votes", "y")),
+        *((name, POINTER) for name in ("votes", "output")),
         *((name, REAL) for name in ("bessel", "momentum")),
         *((name, POINTER) for name in ("running_mean", "running_var", "tracked")),
     )

@@ -140,7 +140,7 @@ def _batch(
     if owned is None:
         return batch, (mean, var), None
     output = x.new_empty(x.shape)
-    batch.y, batch.eps = output.data_ptr(), owned.eps
+    batch.output, batch.eps = output.data_ptr(), owned.eps
     batch.gamma, batch.beta = _address(owned.gamma), _address(owned.beta)
     batch.running_mean, batch.running_var = owned.running_mean.data_ptr(), owned.running_var.data_ptr()
     batch.tracked, batch.momentum = owned.tracked.data_ptr(), owned.momentum

@@ -9,7 +9,7 @@ struct NAME(batch) {
     const REAL *gamma, *beta;
     double eps;
     const REAL *votes; /* of the remembered steps, today's being 1; null: all are 1 */
-    REAL *y;
+    REAL *output;
     double bessel, momentum; /* the pooled variance times `bessel` is unbiased */
     REAL *running_mean, *running_var;
     int64_t *tracked; /* steps that the running statistics have seen */
@@ -96,13 +96,13 @@ static void NAME(find_moments)(const struct NAME(batch) *batch, int64_t j) {
 
 /* Normalize a channel, which its moments have just brought near. */
 static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
-    if (batch->y == 0) return;
+    if (batch->output == 0) return;
     const double gamma = batch->gamma == 0 ? 1 : batch->gamma[j], beta = batch->beta == 0 ? 0 : batch->beta[j];
     const REAL factor = (REAL)(gamma / sqrt((double)batch->var[j] + batch->eps));
     const REAL offset = (REAL)(beta - (double)batch->mean[j] * factor);
     for (int64_t b = 0; b < batch->n; b++)
         NAME(scale)(batch->x + b * batch->x_stride + j * batch->s, factor, offset, batch->s,
-                    batch->y + (b * batch->c + j) * batch->s);
+                    batch->output + (b * batch->c + j) * batch->s);
 }
 
 /* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel):

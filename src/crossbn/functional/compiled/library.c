@@ -41,7 +41,7 @@ struct site {
 };
 
 #define BLOCK 1024    /* numbers added in their own type before the sum goes on in double */
-#define MOST_STEPS 64 /* remembered ones */
+#define MOST_STEPS 64 /* remembered ones; native.py asks for fewer */
 #define WIDE 16       /* channels whose samples are looked at together */
 
 /* Products of rows with weights: ROWS by CHANNELS sums are kept in registers, SECTION numbers of a row at a time. The

@@ -30,7 +30,7 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
 /* What is remembered, and what a step leaves for its backward. Rings have a dimension of slots before those that are
  * said here; the first r slots are filled. */
 struct NAME(memory) {
-    int64_t r, m, groups, i; /* m rows [groups, i] of a step, the mean patch and, as samples, others */
+    int64_t r, m, groups, i; /* m rows [groups, i] of each step: the mean patch and, as samples, others */
     int64_t slot, start;     /* where to remember today's step, below 0: nowhere; which position to look at first */
     const REAL *weight, *y;  /* of the operator, [c, i], and its input */
     int64_t y_stride;
@@ -122,6 +122,7 @@ static void NAME(remember_samples)(const struct site *site, const struct NAME(ba
     const int64_t c = site->c, row = memory->groups * memory->i, first = memory->slot * memory->m + 1;
     if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return;
     OUT centred = memory->centred + first * c;
+    /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
     NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  memory->scratch, memory->at + first * c, centred, memory->rows + first * row, threads);
     /* so that old rows add nothing */
