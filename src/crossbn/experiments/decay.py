@@ -22,10 +22,13 @@ MEASURES: tuple[Measure, ...] = tuple(Measure(name, f"{name}, %", ".1f") for nam
 
 def grid() -> Mapping[str, Cells]:
     """Return the cells by batch size and rate."""
-    return {
-        f"batch {size}": {"BN": plain("bn", size), **{name: cbn(size, decay=rate) for name, rate in RATES.items()}}
-        for size in SIZES
-    }
+    return {f"batch {size}": _row(size) for size in SIZES}
+
+
+def _row(size: int) -> Cells:
+    # A training of single images takes as many steps as all others together: there the rate in question has to do.
+    rates = RATES if size > 1 else {name: RATES[name] for name in ("CBN", SUBJECT)}
+    return {"BN": plain("bn", size), **{name: cbn(size, decay=rate) for name, rate in rates.items()}}
 
 
 def configs(scale: Scale, seeds: int | None = None) -> list[Task]:
