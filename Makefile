@@ -7,13 +7,34 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo test check lint format browser clean
+.PHONY: demo test test-torch check lint format browser clean
 
 demo: $(VENV)/demo
 	$(BIN)/crossbn demo
 
 test: lint browser
 	$(PYTEST)
+
+# The library's tests on another torch, in an environment of its own: `make test-torch VERSION=2.15.0`.
+TORCH_VENV := .venv-torch-$(VERSION)
+# constraints.txt names one torch and what belongs to it; only the tools of the tests are taken from it.
+TORCH_TOOLS = $(shell grep -E '^(numpy|pytest|pytest-xdist)==' constraints.txt)
+TORCH_TESTS := tests/functional tests/nn tests/pairing tests/distributed tests/test_convert.py tests/test_fold.py \
+	tests/test_recalibrate.py tests/test_swap.py tests/test_torch_internals.py
+# These need torchvision or timm, which come with a torch of their own.
+WITHOUT_TORCHVISION := --ignore tests/pairing/test_architectures.py \
+	--deselect tests/nn/norms/test_frozen.py::test_as_torchvision \
+	--deselect tests/test_fold.py::test_timm_activation_survives
+
+# A copy of the sources is installed: building it in place would replace the library that the other environment loads.
+test-torch:
+	@test -n "$(VERSION)" || { echo "Say which torch: make test-torch VERSION=2.15.0" >&2; exit 1; }
+	test -x $(TORCH_VENV)/bin/python || python3 -m venv $(TORCH_VENV)
+	rm -rf $(TORCH_VENV)/source && mkdir $(TORCH_VENV)/source
+	cp -r pyproject.toml README.md LICENSE src $(TORCH_VENV)/source
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		torch==$(VERSION) $(TORCH_TOOLS) ./$(TORCH_VENV)/source
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --numprocesses auto $(WITHOUT_TORCHVISION) $(TORCH_TESTS)
 
 check: lint
 	$(PYTEST) -m "not slow"

@@ -5,12 +5,15 @@ from crossbn.conversion_report import ConversionReport
 from crossbn.convert import convert_, revert_, set_window_
 from crossbn.fold import fold
 from crossbn.history_state import history_state, load_history_state, reset_history_
+from crossbn.nn.messages import ConversionWarning
+from crossbn.nn.scope import stream
 from crossbn.recalibrate import recalibrate_
 from crossbn.schedules import window_for
 from crossbn.swap import SwapReport, swap_norm_
 
 __all__ = [
     "ConversionReport",
+    "ConversionWarning",
     "SwapReport",
     "compat",
     "convert_",
@@ -23,6 +26,7 @@ __all__ = [
     "reset_history_",
     "revert_",
     "set_window_",
+    "stream",
     "swap_norm_",
     "window_for",
 ]

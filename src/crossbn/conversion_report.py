@@ -1,11 +1,22 @@
 """What conversion did with each norm, and why."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from torch import nn
+
+from crossbn.nn.cross_iteration import CrossIterBatchNorm
+from crossbn.nn.messages import say
 
 COMPENSATED = "compensated"
 POOLED = "pooled"
 LEFT = "left alone"
+PENDING = "pending"
+
+_ENOUGH = 0.9
 
 
 @dataclass(frozen=True)
@@ -14,22 +25,51 @@ class NormRecord:
 
     Attributes:
         name: its qualified name.
-        status: "compensated", "pooled" (without compensation) or "left alone".
+        status: "compensated", "pooled" (without compensation), "left alone", or "pending" until a training forward has
+            shown what feeds it.
         producers: qualified names of the operators that feed it.
         reason: one phrase.
+        asked: whether it is so because the caller has asked for it.
     """
 
     name: str
     status: str
     producers: tuple[str, ...]
     reason: str
+    asked: bool = False
 
 
-@dataclass(frozen=True)
 class ConversionReport:
-    """Every norm of a converted model, in the model's order; printed, it is a table."""
+    """Every norm of a converted model, in the model's order; printed, it is a table.
 
-    records: tuple[NormRecord, ...]
+    Norms whose operator is not to be found without running the model are pending. The first training forward completes
+    the report: it is then logged, and a warning says if much was left alone.
+    """
+
+    def __init__(self, records: Iterable[NormRecord], model: nn.Module | None = None) -> None:
+        self._records = tuple(records)
+        self._model = model
+        if not self.pending:
+            self.complete()
+
+    @property
+    def records(self) -> tuple[NormRecord, ...]:
+        """A record for each norm."""
+        if self._model is not None:
+            self._records = tuple(_resolved(record, self._model) for record in self._records)
+            if not any(record.status == PENDING for record in self._records):
+                self._model = None
+        return self._records
+
+    def complete(self) -> None:
+        """Log the report, and warn if it is not what was hoped for."""
+        logging.getLogger("crossbn").info("%s", self)
+        meant = [record for record in self.records if not record.asked]
+        helped = [record for record in meant if record.status in (COMPENSATED, POOLED)]
+        if not self.records:
+            say("the model has no batch norm: nothing was converted")
+        elif len(helped) < _ENOUGH * len(meant):
+            say(f"{len(meant) - len(helped)} of {len(meant)} norms stay BatchNorm: {_main_reasons(meant)}. {_REMEDY}")
 
     def _with_status(self, status: str) -> list[NormRecord]:
         return [record for record in self.records if record.status == status]
@@ -49,6 +89,11 @@ class ConversionReport:
         """Norms that stayed what they were."""
         return self._with_status(LEFT)
 
+    @property
+    def pending(self) -> list[NormRecord]:
+        """Norms of which the first training forward will tell."""
+        return self._with_status(PENDING)
+
     def __str__(self) -> str:
         rows = [("layer", "status", "producers", "reason")]
         rows += [(r.name or "(root)", r.status, _shorten(", ".join(r.producers)), r.reason) for r in self.records]
@@ -57,8 +102,44 @@ class ConversionReport:
 
     def summary(self) -> str:
         """Return the counts as one line."""
-        counts = (len(self.compensated), len(self.pooled), len(self.left))
-        return f"{len(self.records)} norms: {counts[0]} compensated, {counts[1]} pooled, {counts[2]} left alone"
+        counts = [f"{len(self._with_status(status))} {status}" for status in (COMPENSATED, POOLED, LEFT)]
+        if self.pending:
+            counts.append(f"{len(self.pending)} pending")
+        return f"{len(self.records)} norms: {', '.join(counts)}"
+
+
+_REMEDY = (
+    "Compensation needs a convolution or linear layer right before the norm; print the report for each norm's reason, "
+    "name the operator with pairs= where pairing has missed it, or pool them uncompensated with unpaired='pool'"
+)
+
+
+def _main_reasons(records: list[NormRecord]) -> str:
+    counts: dict[str, int] = {}
+    for record in records:
+        if record.status in (LEFT, PENDING):
+            counts[record.reason] = counts.get(record.reason, 0) + 1
+    most = sorted(counts.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{reason} ({count})" for reason, count in most)
+
+
+def _resolved(record: NormRecord, model: nn.Module) -> NormRecord:
+    """Return what has come out about a pending norm."""
+    norm = model.get_submodule(record.name) if record.status == PENDING else None
+    if not isinstance(norm, CrossIterBatchNorm):
+        return record
+    if (terms := [term for source in norm.sources for term in source.terms]) != []:
+        owners = {
+            id(parameter): name or "(root)"
+            for name, module in model.named_modules()
+            for parameter in module.parameters(recurse=False)
+        }
+        producers = dict.fromkeys(owners.get(id(term.leaf), "a computed weight") for term in terms)
+        return NormRecord(record.name, COMPENSATED, tuple(producers), "read from the graph")
+    if norm.plain_reason is not None:
+        return NormRecord(record.name, LEFT, (), norm.plain_reason)
+    pooled = any(int(source.history.pushed) for source in norm.sources)
+    return NormRecord(record.name, POOLED, (), record.reason) if pooled else record
 
 
 def _lines(rows: list[tuple[str, str, str, str]], widths: list[int]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.conversion_report import COMPENSATED, LEFT, POOLED, ConversionReport, NormRecord
+from crossbn.conversion_report import COMPENSATED, LEFT, PENDING, POOLED, ConversionReport, NormRecord
 from crossbn.functional import geometry_of, is_linear_operator
 from crossbn.nn import (
     CrossIterBatchNorm,
@@ -20,10 +20,14 @@ from crossbn.nn import (
     Settings,
 )
 from crossbn.nn.producer import Producer
+from crossbn.nn.scope import Scope
 from crossbn.nn.source import Source
+from crossbn.nn.term import Term
 from crossbn.pairing import Pairing, Segment, find_pairs
 from crossbn.reach import Reach, find_reach
 from crossbn.schedules import window_for
+
+GIVEN = "given in pairs"
 
 _CONVERTED: dict[str, type[CrossIterBatchNorm]] = {
     "torch.nn.modules.batchnorm.BatchNorm1d": CrossIterBatchNorm1d,
@@ -49,7 +53,7 @@ def convert_(
     history_dtype: torch.dtype | None = None,
     layers: int = 1,
     decay: float = 1.0,
-    unpaired: str = "pool",
+    unpaired: str = "bn",
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     pairs: Mapping[str, str | Sequence[str]] | None = None,
     example_inputs: tuple[Any, ...] | None = None,
@@ -58,6 +62,10 @@ def convert_(
 
     Parameters, buffers and `state_dict` keys stay what and where they are, so an optimizer made before goes on
     training them. Converting again changes the settings and nothing else.
+
+    A norm that no linear operator feeds stays BatchNorm: pooling without compensation is worse than that. Operators that
+    cannot be named without running the model are read from the graph at the first training forward, and the report is
+    completed.
 
     Args:
         model: any model.
@@ -74,7 +82,7 @@ def convert_(
         decay: vote of a remembered step for each step of its age; 1 counts all alike, as the paper does.
         layers: 2 compensates for the weights of the operator before the previous norm as well. Slow, and memory for
             each norm's channels times that operator's weights: for small networks.
-        unpaired: what becomes of a norm that no linear operator feeds: "pool", "bn" (left alone) or "error".
+        unpaired: what becomes of a norm that no linear operator feeds: "bn" (left alone), "pool" or "error".
         filter_fn: called with module and qualified name; the norms for which it is false are left alone.
         pairs: producers of norms by qualified name, where the model's graph does not tell or is not to be believed.
         example_inputs: positional arguments for one forward to watch, for models that cannot be traced.
@@ -109,18 +117,22 @@ def convert_(
     reach = find_reach(model, pairings, plan, settings) if layers > 1 else {}
     for name, (_, reason) in reach.items():
         plan[name] = replace(plan[name], reason=f"{plan[name].reason}; {reason}")
-    feeds = _Feeds(model)
+    feeds = _Feeds(model, unpaired)
     for name, record in plan.items():
         if record.status != LEFT:
-            _convert_norm_(model.get_submodule(name), name, pairings[name].segments, settings, feeds)
+            segments = () if record.status == PENDING else pairings[name].segments
+            _convert_norm_(model.get_submodule(name), name, segments, settings, feeds)
             _extend_(model.get_submodule(name), model, reach.get(name))
-    return ConversionReport(tuple(plan.values()))
+    report = ConversionReport(plan.values(), model)
+    Scope.mark_(model, report.complete if report.pending else None)
+    return report
 
 
 def revert_(model: nn.Module) -> None:
     """Turn every cross-iteration norm of `model` into the plain norm again, with the same parameters."""
     for norm in cross_iteration_norms(model).values():
         norm.become_plain_()
+    Scope.unmark_(model)
 
 
 def set_window_(model: nn.Module, window: int) -> None:
@@ -165,7 +177,7 @@ def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> 
             if channels != norm.num_features:
                 raise ValueError(f"{name} has {norm.num_features} channels and its producer {producer} {channels}")
         # Not direct: two norms that are given the same producer may read different calls of it.
-        segment = Segment(norm.num_features, producers, False, "given in pairs")
+        segment = Segment(norm.num_features, producers, False, GIVEN)
         given[name] = Pairing(name, (segment,), exclusive=False)
     return given
 
@@ -180,20 +192,28 @@ def _decide(
     norm, name = model.get_submodule(pairing.name), pairing.name
     producers = tuple(dict.fromkeys(p for segment in pairing.segments for p in segment.producers))
     if filter_fn is not None and not filter_fn(norm, name):
-        return NormRecord(name, LEFT, producers, "filter_fn says so")
+        return NormRecord(name, LEFT, producers, "filter_fn says so", asked=True)
     if not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
         reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
         return NormRecord(name, LEFT, producers, reason)
     if order == 0:
         return NormRecord(name, POOLED, producers, "order 0 compensates nothing")
     if producers:
+        if not all(segment.final for segment in pairing.segments):
+            return NormRecord(name, PENDING, (), "partly " + _reasons(pairing))
         lacking = [f"{s.channels} channels {s.reason}" for s in pairing.segments if not s.producers]
-        reason = f"pooled only: {'; '.join(lacking)}" if lacking else _describe(pairing)
+        what = "pooled only" if unpaired == "pool" else "not pooled"
+        reason = f"{what}: {'; '.join(lacking)}" if lacking else _describe(pairing)
         return NormRecord(name, COMPENSATED, producers, reason)
-    reason = "; ".join(dict.fromkeys(segment.reason for segment in pairing.segments))
+    if not all(segment.final for segment in pairing.segments):
+        return NormRecord(name, PENDING, (), _reasons(pairing))
     if unpaired == "error":
-        raise ValueError(f"no linear operator feeds {name or 'the model'}: {reason}")
-    return NormRecord(name, POOLED if unpaired == "pool" else LEFT, (), reason)
+        raise ValueError(f"no linear operator feeds {name or 'the model'}: {_reasons(pairing)}")
+    return NormRecord(name, POOLED if unpaired == "pool" else LEFT, (), _reasons(pairing))
+
+
+def _reasons(pairing: Pairing) -> str:
+    return "; ".join(dict.fromkeys(segment.reason for segment in pairing.segments))
 
 
 def _describe(pairing: Pairing) -> str:
@@ -205,8 +225,9 @@ def _describe(pairing: Pairing) -> str:
 class _Feeds:
     """The producers and shared sources of one conversion: an operator is watched once, whomever it feeds."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, unpaired: str) -> None:
         self._model = model
+        self.unpaired = unpaired
         self._producers: dict[str, Producer] = {}
         self._shared: dict[tuple[str, Settings], Source] = {}
 
@@ -222,11 +243,16 @@ class _Feeds:
         return self._shared[key]
 
     def _new_source(self, segment: Segment, norm: CrossIterBatchNorm) -> Source:
+        given = segment.reason == GIVEN
         for name, operator in zip(segment.producers, self.operators(segment), strict=True):
             if name not in self._producers:
                 self._producers[name] = Producer(operator)
-        producers = tuple(self._producers[name] for name in segment.producers)
-        return Source(segment.channels, producers, norm.settings, norm.like, segment.direct)
+            self._producers[name].always |= given
+        terms = tuple(Term.of_producer(self._producers[name]) for name in segment.producers)
+        pooled = bool(terms) or self.unpaired == "pool" or norm.settings.order == 0
+        return Source(
+            segment.channels, terms, norm.settings, norm.like, segment.direct, given, pooled, label=norm.label
+        )
 
 
 def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], settings: Settings, feeds: _Feeds) -> None:
@@ -239,15 +265,18 @@ def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], sett
         settings = replace(settings, sync=True, process_group=group)
     if fresh:
         norm.adopt_(settings, name)
-    elif norm.is_fed_by([(s.channels, feeds.operators(s)) for s in segments]):
+    norm.feeds.unpaired = feeds.unpaired
+    if not fresh and (not segments or norm.is_fed_by([(s.channels, feeds.operators(s)) for s in segments])):
         norm.configure_(settings)
         return
-    norm.settings = settings
+    norm.settings = norm.feeds.settings = settings
     norm.feed_([feeds.source(segment, norm) for segment in segments])
 
 
 def _extend_(norm: nn.Module, model: nn.Module, reach: Reach | None) -> None:
     assert isinstance(norm, CrossIterBatchNorm)
+    if not norm.sources:
+        return
     operator = None if reach is None or reach.operator is None else model.get_submodule(reach.operator)
     deeper = norm.sources[0].deeper
     if operator is not (None if deeper is None else deeper.module):

@@ -47,6 +47,11 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{owner}: {problem}")
     for owner, history in histories.items():
         history.load_(parts[owner])
+    for norm in norms.values():
+        for source in norm.sources:
+            for term in source.terms:
+                if term.producer is not None:
+                    term.leaf = None  # FSDP makes another Parameter at the first forward
     for name, norm in norms.items():
         norm.burnt.copy_(parts[name]["burnt"])
 

@@ -10,7 +10,9 @@ from crossbn.functional.geometry import (
     unflatten_weight,
 )
 from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
-from crossbn.functional.normalize import Followed, Jacobian, follow_weight, normalize
+from crossbn.functional.double_backward import Followed, Operand
+from crossbn.functional.jacobian import Jacobian, follow_weight
+from crossbn.functional.normalize import Context, normalize, normalize_step
 from crossbn.functional.plan import Plan, choose_plan
 from crossbn.functional.pooling import Pooled, equal_votes, pool, votes_by_age
 from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
@@ -19,9 +21,11 @@ from crossbn.functional.taylor import compensate, project, project_var, spread
 
 __all__ = [
     "LINEAR_OPERATORS",
+    "Context",
     "Followed",
     "Geometry",
     "Jacobian",
+    "Operand",
     "Places",
     "Plan",
     "Pooled",
@@ -41,6 +45,7 @@ __all__ = [
     "mean_grad",
     "native",
     "normalize",
+    "normalize_step",
     "outputs_at",
     "patches_at",
     "pool",

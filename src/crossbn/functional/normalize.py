@@ -8,77 +8,53 @@ With g the gradient of the output, xhat the normalized input, `share` = 1/k, a =
 | dL/dx | gamma * invstd * (g - share * (E[g] + xhat * E[g * xhat])) | |
 | a | -gamma * invstd * sum(g) | |
 | v | -gamma * invstd^2 * sum(g * xhat) / 2 | |
-| dL/dW | a * dmean/dW + v * dvar/dW, the remembered steps' part ("through") | |
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from crossbn.functional import library, native
-from crossbn.functional.geometry import Geometry, unflatten_weight
+from crossbn.functional.double_backward import Followed, differentiable_gradients
 from crossbn.functional.kernels import blend_gradient, channelwise, native_available, reduce_gradient
-from crossbn.functional.taylor import spread
 
 
-class Jacobian(NamedTuple):
-    """How pooled statistics follow a weight, through R remembered steps.
+class Link(Protocol):
+    """A run of channels whose statistics follow weights, and where the weights' gradients go."""
 
-    For channel j, dmean / dW is the sum over steps r of mean_coefficient[r, j] * rows[r, 0], and dvar / dW that over
-    their rows m of var_coefficient[r, m, j] * rows[r, m], plus var_jacobian[j].
-    """
+    start: int
+    stop: int
 
-    rows: Tensor
-    """[R, M, groups, I]: of each step the mean patch, then others."""
-    mean_coefficient: Tensor
-    """[R, C] or [R, 1]."""
-    var_coefficient: Tensor
-    """[R, M, C]."""
-    var_jacobian: Tensor | None = None
-    """[C, I]."""
+    def take_tensors(self) -> tuple[Tensor | None, ...]:
+        """Return what is to be kept for backward, and let go of it."""
 
-    def weight_gradient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
-        """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
-        grad = spread(self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1))
-        return grad if self.var_jacobian is None else grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
+    def deliver(self, tensors: Sequence[Tensor | None], grad_mean: Tensor, grad_var: Tensor) -> None:
+        """Take a and v of the run's channels."""
 
-    def add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
-        """Add dL/dW to `grad`, dense, [C, ...] with I numbers a channel."""
-        if library.fit(grad, self.rows, self.var_coefficient):
-            native.add_gradient_(grad, *self, grad_mean, grad_var)
-        else:
-            self._add_weight_gradient_(grad.detach().flatten(1), grad_mean, grad_var)
+    def follow(self, tensors: Sequence[Tensor | None]) -> Followed:
+        """Return weights and Jacobians, for a backward that is to be differentiated itself."""
 
-    @torch.no_grad()
-    def _add_weight_gradient_(self, grad: Tensor, grad_mean: Tensor, grad_var: Tensor) -> None:
-        coefficient, rows = self._coefficient(grad_mean, grad_var), self.rows.flatten(0, 1)
-        if rows.shape[1] == 1:
-            grad.addmm_(coefficient.mT, rows.squeeze(1))
-        else:
-            grad.add_(spread(coefficient, rows))
-        if self.var_jacobian is not None:
-            grad.addcmul_(self.var_jacobian, grad_var.unsqueeze(1))
-
-    def _coefficient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
-        coefficient = self.var_coefficient * grad_var
-        coefficient[:, 0].addcmul_(self.mean_coefficient, grad_mean)
-        return coefficient.flatten(0, 1)
+    def deliver_gradients(self, gradients: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+        """Take the gradients of weights and biases, with their graph."""
 
 
-class Followed(NamedTuple):
-    """A weight that pooled statistics follow: the operator's own, its geometry, and how."""
+class Context(NamedTuple):
+    """What `normalize` is told beside the tensors that gradients go to."""
 
-    weight: Tensor | None
-    """None if its gradient is made elsewhere, from what is told to `deliver`."""
-    geometry: Geometry
-    jacobian: Jacobian
-    deliver: Callable[[Jacobian, Tensor, Tensor], None] | None = None
-    """Receives the Jacobian, a and v in backward; with `normalize` only."""
+    share: Tensor
+    eps: float
+    group: dist.ProcessGroup | None = None
+    count: Tensor | None = None
+    output: Tensor | None = None
+    links: tuple[Link, ...] = ()
+    once: str | None = None
+    """What keeps a backward from being differentiated, if anything, as the rest of a sentence."""
 
 
 def normalize(
@@ -91,8 +67,6 @@ def normalize(
     eps: float = 1e-5,
     group: dist.ProcessGroup | None = None,
     count: int | Tensor | None = None,
-    followed: Followed | None = None,
-    output: Tensor | None = None,
 ) -> Tensor:
     """Normalize `x` [N, C, ...] with pooled statistics of which its own batch has the weight `share`.
 
@@ -109,16 +83,28 @@ def normalize(
         eps: added to the variance, inside the root.
         group: processes whose batches form today's batch together; None for this one alone.
         count: their positions together; with `group` only.
-        followed: a weight that mean and variance follow; the same as calling `follow_weight` before, and quicker.
-        output: the result, where it is known already and lacks a graph only.
+
+    Raises:
+        ValueError: if a vector does not have the size of the channels.
     """
+    for name, vector in {"mean": mean, "var": var, "weight": weight, "bias": bias, "share": share}.items():
+        sizes = (x.shape[1:2], torch.Size([1])) if name == "share" else (x.shape[1:2],)
+        if vector is not None and vector.shape not in sizes:
+            raise ValueError(f"{name} must have the shape {tuple(sizes[0])}, got {tuple(vector.shape)}")
+    counted = None if group is None else torch.as_tensor(count, device=x.device)
+    once = None if group is None else "of statistics that are joined over processes"
+    return normalize_step(x, mean, var, weight, bias, Context(share, eps, group, counted, once=once))
+
+
+def normalize_step(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, context: Context
+) -> Tensor:
+    """Do what `normalize` does at a training step, where the output may be known and weights may be linked."""
     # native kernels mix a low-precision input with float32 parameters and statistics, but not those two.
     weight = torch.ones_like(mean) if weight is None else _as_type(weight, mean.dtype)
     bias = None if bias is None else _as_type(bias, mean.dtype)
-    counted = None if group is None else torch.as_tensor(count, device=x.device)
-    # In a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
-    rest = _Rest(share, eps, group, counted, output, followed)
-    y: Tensor = _Normalize.apply(x, mean, var, weight, bias, None if followed is None else followed.weight, rest)
+    # `context` is a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
+    y: Tensor = _Normalize.apply(x, mean, var, weight, bias, context)
     return y
 
 
@@ -126,57 +112,54 @@ def _as_type(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)  # `to` takes its time to do nothing
 
 
-class _Rest(NamedTuple):
-    """What `normalize` is told and has no gradient."""
-
-    share: Tensor
-    eps: float
-    group: dist.ProcessGroup | None
-    positions: Tensor | None
-    output: Tensor | None
-    followed: Followed | None
-
-
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        _: Tensor | None,
-        rest: _Rest,
+        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor | None, context: Context
     ) -> Tensor:
-        followed = rest.followed
-        jacobian = (None,) * 4 if followed is None else followed.jacobian
-        ctx.save_for_backward(x, mean, var, weight, rest.share, rest.positions, *jacobian)
-        ctx.eps, ctx.group = rest.eps, rest.group
-        ctx.geometry, ctx.deliver = (None, None) if followed is None else (followed.geometry, followed.deliver)
-        if rest.output is not None:
-            return rest.output
-        if x.numel() == x.shape[1]:
-            # A lone position may be its own mean and its variance 0: centred first, it comes out as beta exactly.
-            x, mean = (x - channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, rest.eps)
+        kept = [link.take_tensors() for link in context.links]
+        tensors = [tensor for of_link in kept for tensor in of_link]
+        ctx.save_for_backward(x, mean, var, weight, context.share, context.count, *tensors)
+        ctx.links = list(zip(context.links, map(len, kept), strict=True))
+        ctx.eps, ctx.group, ctx.once = context.eps, context.group, context.once
+        if context.output is not None:
+            return context.output
+        return normalized(x, mean, var, weight, bias, context.eps)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, var, weight, share, count, *jacobian = ctx.saved_tensors
-        grads = _gradients(grad, x, mean, var, share, weight, ctx.eps, count, ctx.group)
-        grad_followed = None
-        if ctx.deliver is not None:
-            ctx.deliver(Jacobian(*jacobian), grads.mean, grads.var)
-        elif ctx.needs_input_grad[5]:
-            flat = Jacobian(*jacobian).weight_gradient(grads.mean, grads.var)
-            grad_followed = unflatten_weight(flat, ctx.geometry)
-        grad_beta = grads.beta if ctx.needs_input_grad[4] else None
-        return grads.x, grads.mean, grads.var, grads.gamma, grad_beta, grad_followed, None
+        x, mean, var, weight, share, count, *kept = ctx.saved_tensors
+        linked, start = [], 0
+        for link, amount in ctx.links:
+            linked.append((link, kept[start : start + amount]))
+            start += amount
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if ctx.once is not None:
+                raise RuntimeError(f"no double backward {ctx.once}")
+            followed = [link.follow(tensors) for link, tensors in linked]
+            again = differentiable_gradients(grad, x, mean, var, weight, share, ctx.eps, followed)
+            for (link, _), of_link in zip(linked, again.followed, strict=True):
+                link.deliver_gradients(of_link)
+            found: tuple[Tensor | None, ...] = again[:5]
+        else:
+            once = gradients(grad, x, mean, var, share, weight, ctx.eps, count, ctx.group)
+            for link, tensors in linked:
+                part = slice(link.start, link.stop)
+                link.deliver(tensors, once.mean[part], once.var[part])
+            found = once.x, once.mean, once.var, once.gamma, once.beta
+        return *(each if wanted else None for each, wanted in zip(found, needed, strict=False)), None
 
 
-def _gradients(
+def normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the output of the table above."""
+    if x.numel() == x.shape[1]:
+        # A lone position may be its own mean and its variance 0: centred first, it comes out as beta exactly.
+        x, mean = (x - channelwise(mean, x)).to(x.dtype), torch.zeros_like(mean)
+    return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+
+
+def gradients(
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -235,25 +218,3 @@ def _backward_in_halves(
         sum_grad, sum_product = sums[0], sums[1]
     dx = blend_gradient(grad, x, mean, invstd, weight, sum_grad * share, sum_product * share, count)
     return dx, grad_weight, grad_bias, sum_grad, sum_product * invstd
-
-
-def follow_weight(mean: Tensor, var: Tensor, followed: Followed) -> tuple[Tensor, Tensor]:
-    """Return `mean` and `var` [C] unchanged, with a graph to the weight that their remembered part follows."""
-    graph: tuple[Tensor, Tensor] = _FollowWeight.apply(mean, var, *followed[:2], *followed.jacobian)
-    return graph
-
-
-class _FollowWeight(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, var: Tensor, _: Tensor, geometry: Geometry, *jacobian: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(*jacobian)
-        ctx.geometry = geometry
-        return mean.clone(), var.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:
-        grad_weight = Jacobian(*ctx.saved_tensors).weight_gradient(grad_mean, grad_var)
-        return grad_mean, grad_var, unflatten_weight(grad_weight, ctx.geometry), *[None] * 5

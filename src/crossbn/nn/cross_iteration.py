@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import all_finite, batch_moments, geometry_of, is_linear_operator, normalize
+from crossbn import functional as C  # the library's F
+from crossbn.nn import quick
 from crossbn.nn.deeper import check_reach, refuse_unfit_step
+from crossbn.nn.feed import Feed, Feeds, Input, Plain, make_feed
 from crossbn.nn.guarded import GuardedBatchNorm
+from crossbn.nn.messages import say
 from crossbn.nn.producer import Producer
 from crossbn.nn.replay import Ledger, Pass, Record, current_pass, may_be_replayed
+from crossbn.nn.scope import CallSite, at_end_of_forward, next_call
 from crossbn.nn.settings import Settings
-from crossbn.nn.source import Source
+from crossbn.nn.source import Moments, NotTheirs, Source
 from crossbn.nn.statistics import Statistics
-
-
-class Segment(NamedTuple):
-    """A run of channels, `start` to `stop`, and what feeds it."""
-
-    source: Source
-    start: int
-    stop: int
+from crossbn.nn.term import Term
+from crossbn.torch_internals import inside_functorch, is_exporting, is_tracing
 
 
 class CrossIterBatchNorm(GuardedBatchNorm):
     """BatchNorm whose training statistics are pooled over the last `window` steps, for input of any rank.
 
     Statistics of earlier steps are corrected for the weight changes since with a Taylor polynomial in the
-    weights of the operator that feeds the norm (`attach_`); unattached, they are pooled as they are. Evaluation,
-    parameters, buffers and `state_dict` are those of `torch.nn.BatchNorm*d`.
+    weights of the operator that feeds the norm, which it reads from the graph; where the graph does not tell, `attach_`
+    does. Without an operator they are pooled as they are. Evaluation, parameters, buffers and `state_dict` are those of
+    `torch.nn.BatchNorm*d`.
 
     Args:
         num_features: C of the input [N, C, ...].
@@ -46,15 +45,16 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         window: steps to pool, today's included. This and what follows: see `Settings`.
 
     Example:
-        >>> conv = nn.Conv2d(3, 8, 3, bias=False)
-        >>> norm = CrossIterBatchNorm(8, window=4).attach_(conv)
+        >>> conv, norm = nn.Conv2d(3, 8, 3, bias=False), CrossIterBatchNorm(8, window=4)
         >>> norm(conv(torch.randn(2, 3, 6, 6))).shape
         torch.Size([2, 8, 4, 4])
     """
 
     settings: Settings
     burnt: Tensor
-    _segments: list[Segment]
+    feeds: Feeds
+    plain_reason: str | None
+    """Why the norm was BatchNorm at its latest plain step."""
 
     def __init__(
         self,
@@ -81,21 +81,25 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         pooling = window, burn_in, order, positions, backward, invalid
         rest = sync, process_group, history_dtype, layers, decay
-        self.adopt_(Settings(*pooling, *rest), like=torch.empty(0, device=device, dtype=dtype))
+        self.adopt_(Settings(*pooling, *rest), unpaired="pool")
+        like = torch.empty(0, device=device, dtype=dtype)
+        self.feeds.set_main_(make_feed([Source(num_features, (), self.settings, like, label=self.label)]))
 
-    def adopt_(self, settings: Settings, label: str = "", like: Tensor | None = None) -> None:
+    def adopt_(self, settings: Settings, label: str = "", unpaired: str = "bn") -> None:
         """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
         self.settings = settings
         self.label = label or type(self).__name__
+        self.burnt = torch.zeros((), dtype=torch.int64, device="cpu")  # read by Python, never by a kernel
+        self.feeds = Feeds(settings, unpaired, self.label)
+        self.plain_reason = None
         self._ledger = Ledger()
-        self.burnt = torch.zeros((), dtype=torch.int64)  # on the CPU: read by Python, never by a kernel
-        self._segments = []
-        self.feed_([Source(self.num_features, (), settings, self.like if like is None else like)])
+        self._said: set[str] = set()
+        self._is_replica = False
 
     def become_plain_(self) -> None:
         """Be the norm again that this one stands for; the opposite of `adopt_`."""
-        self.feed_([])
-        for name in ("settings", "label", "_ledger", "burnt", "_segments"):
+        self.feeds.release()
+        for name in ("settings", "label", "burnt", "feeds", "plain_reason", "_ledger", "_said", "_is_replica"):
             delattr(self, name)
         plain = self.plain_type()
         if issubclass(plain, nn.SyncBatchNorm):
@@ -116,7 +120,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def attach_(self, *producers: nn.Module, earlier: nn.Module | None = None) -> CrossIterBatchNorm:
         """Name the convolution, transposed convolution or linear layer whose output is normalized.
 
-        Several producers are summed into it (`norm(conv1(a) + conv2(b) + rest)`).
+        Eager code reads that from the graph; `torch.compile` and activation checkpointing have to be told. Several
+        producers are summed into it (`norm(conv1(a) + conv2(b) + rest)`).
         With layers=2, `earlier` is the operator before the previous norm: conv1 in `norm2(conv2(norm1(conv1(a))))`.
 
         Raises:
@@ -127,51 +132,56 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if earlier is not None:
             check_reach(self.label, self.settings, earlier, len(producers))
         for module in producers:
-            if not is_linear_operator(module):
+            if not C.is_linear_operator(module):
                 raise TypeError(
                     f"{self.label}: a producer must be a convolution, transposed convolution or linear layer with "
                     f"torch's own forward, got {module}"
                 )
-            if (channels := geometry_of(module).out_channels) != self.num_features:
+            if (channels := C.geometry_of(module).out_channels) != self.num_features:
                 raise ValueError(
                     f"{self.label}: normalizes {self.num_features} channels, but its producer {module} has {channels}"
                 )
-        watched = tuple(Producer(module) for module in producers)
-        self.feed_([Source(self.num_features, watched, self.settings, self.like)])
+        terms = tuple(Term.of_producer(Producer(module)) for module in producers)
+        self.feed_([Source(self.num_features, terms, self.settings, self.like, label=self.label)])
         if earlier is not None:
             self.reach_(earlier)
         return self
 
-    def feed_(self, sources: list[Source]) -> None:
+    def feed_(self, sources: Sequence[Source]) -> None:
         """Take these sources, whose channels add up to the norm's, for the present ones."""
-        for segment in self._segments:
-            segment.source.release()
-        self._segments = []
-        start = 0
-        for source in sources:
-            source.readers += 1
-            self._segments.append(Segment(source, start, start + source.channels))
-            start += source.channels
+        feed = make_feed(sources)
+        self.feeds.set_main_(feed)
 
     def reach_(self, operator: nn.Module | None) -> None:
         """Compensate for the weight of `operator`, the one before the previous norm, as well; None for no longer."""
-        self.sources[0].reach_(operator, self.settings)
+        self.sources[0].reach_(operator)
 
-    def is_fed_by(self, feeds: list[tuple[int, tuple[nn.Module, ...]]]) -> bool:
+    def is_fed_by(self, sources: list[tuple[int, tuple[nn.Module, ...]]]) -> bool:
         """Tell whether the norm's sources have these channels and operators."""
-        return [(s.channels, tuple(p.module for p in s.producers)) for s in self.sources] == feeds
+        found = [(s.channels, tuple(t.producer and t.producer.module for t in s.terms)) for s in self.sources]
+        return found == sources
 
     @property
     def sources(self) -> list[Source]:
-        """What feeds the norm, channel run by channel run."""
-        return [segment.source for segment in self._segments]
+        """What feeds the norm at its usual call, channel run by channel run."""
+        return [segment.source for segment in self.feeds.main]
+
+    @property
+    def all_sources(self) -> list[Source]:
+        """The same at all calls."""
+        return [segment.source for _, _, segment in self.feeds.segments()]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` [N, C, ...]."""
+        if not self.training or is_exporting():
+            return super().forward(x)  # which checks as well
+        if not torch.compiler.is_compiling() and (inside_functorch() or is_tracing()):
+            self._say("inside a transform of torch.func, or traced", self.settings.window > 1)
+            return super().forward(x)
         try:
-            return self._train_forward(x) if self.training else super().forward(x)  # which checks as well
+            return self._train_forward(x)
         finally:
-            for segment in self._segments:
+            for segment in self.feeds.main:
                 segment.source.finish_step()
 
     def _train_forward(self, x: Tensor) -> Tensor:
@@ -181,26 +191,33 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         run = current_pass()
         if self.settings.layers > 1:
             refuse_unfit_step(self.label, run)
-        record = self._ledger.find(batch_moments(x.detach())[0]) if run is Pass.REPLAY else None
-        if record is not None:
-            if record.statistics is None:
-                return self._batch_norm(x, update=False)
-            return self._normalize(x, record.statistics)
-        statistics = None
+        if run is Pass.REPLAY and (record := self._ledger.find(C.batch_moments(x.detach())[0])) is not None:
+            return self._replay(x, record)
+        statistics, feed = None, self.feeds.main
         alone = self._in_burn_in()
         if alone and self.settings.active_group is None:
             y = self._batch_norm(x, update=True)
         else:
-            statistics, output = self._statistics(x, remember=run is Pass.TRAIN, pooling=not alone)
-            y = self._normalize(x, statistics, output)
-            if output is None:  # else that is done as well
-                with torch.no_grad():
-                    self._update_running(statistics)
+            site = self._call_site(x)
+            y, statistics, feed = self._step(x, site, remember=run is Pass.TRAIN, pooling=not alone)
         if alone and run is Pass.TRAIN:
-            self.burnt.add_(1).clamp_(max=self.settings.burn_in)
+            at_end_of_forward(self._count_burn_in)
         if run is not Pass.LOOK and may_be_replayed():
-            self._ledger.add(Record(batch_moments(x.detach())[0], statistics), y)
+            self._ledger.add(Record(C.batch_moments(x.detach())[0], (statistics, feed)), y)
         return y
+
+    def _call_site(self, x: Tensor) -> CallSite:
+        if torch.compiler.is_compiling():
+            return CallSite()
+        site = next_call(self)
+        return site._replace(stream=f"{site.stream}@{x.device}") if self._is_replica else site
+
+    def _replay(self, x: Tensor, record: Record) -> Tensor:
+        """Do again what an earlier forward did."""
+        statistics, feed = record.used
+        if statistics is None:
+            return self._batch_norm(x, update=False)
+        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics)
 
     def _in_burn_in(self) -> bool:
         if self.settings.window == 1:
@@ -209,45 +226,130 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         burn_in = self.settings.burn_in
         return burn_in > 0 and not torch.compiler.is_compiling() and int(self.burnt) < burn_in
 
-    def _statistics(self, whole: Tensor, remember: bool, pooling: bool) -> tuple[list[Statistics], Tensor | None]:
+    def _count_burn_in(self) -> None:
+        self.burnt.add_(1).clamp_(max=self.settings.burn_in)
+
+    def _step(
+        self, x: Tensor, site: CallSite, remember: bool, pooling: bool
+    ) -> tuple[Tensor, list[Statistics] | None, Feed]:
+        """Return the output of a training step, the statistics that it used, None for its batch's alone, and whose."""
+        inputs = self.feeds.find(x, site, lambda: self.like)
+        if isinstance(inputs, list) and not all(i.segment.source.knows_weights(i.calls) for i in inputs):
+            inputs = Plain("the weight of its operator is computed, and cannot be seen here", surprising=True)
+        if isinstance(inputs, list):
+            remember, asked = remember and all(i.segment.source.can_remember(i.calls) for i in inputs), remember
+            if asked and not remember:
+                self._say("no step is remembered: the input of its operator cannot be seen", surprising=True)
+            try:
+                statistics, output = self._statistics(x, inputs, remember, pooling)
+            except NotTheirs:
+                inputs = Plain("its input is not what the operator's weight makes of the operator's input", True)
+        if isinstance(inputs, Plain):
+            self._say(inputs.reason, inputs.surprising)
+            if self.settings.active_group is None:
+                return self._batch_norm(x, update=True), None, ()
+            alone = Source(self.num_features, (), self.settings, self.like, pooled=False, label=self.label)
+            inputs = [Input(make_feed([alone])[0], (), False)]
+            statistics, output = self._statistics(x, inputs, False, pooling)
+        y = self._normalize(x, inputs, statistics, output)
+        if output is None:  # else they have moved already
+            with torch.no_grad():
+                self._update_running(statistics)
+        for each in statistics:
+            if each.pending is not None:
+                at_end_of_forward(each.pending.commit)
+        return y, statistics, tuple(each.segment for each in inputs)
+
+    def _say(self, reason: str, surprising: bool) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.plain_reason = reason
+        if surprising and reason not in self._said:
+            self._said.add(reason)
+            say(f"{self.label}: plain BatchNorm at this step: {reason}")
+
+    def _statistics(
+        self, whole: Tensor, inputs: list[Input], remember: bool, pooling: bool
+    ) -> tuple[list[Statistics], Tensor | None]:
         """Return what the sources say at this step and, where it came along, the output."""
         x = whole.detach()
         active: bool | Tensor = pooling
         if self.settings.burn_in and torch.compiler.is_compiling():
             active = (self.burnt >= self.settings.burn_in).to(x.device)
             self.burnt.add_(int(remember)).clamp_(max=self.settings.burn_in)
-        alone, first, output = len(self._segments) == 1, self._segments[0].source, None
-        if alone and active is True and first.current is None:
-            output = first.observe_quickly(x, None, remember, self, self)
-            if output is not None and first.current is not None:
-                return [first.current], output
+        if len(inputs) == 1 and active is True and (found := self._shared(inputs[0])) is None:
+            quickly = quick.observe(inputs[0], x, None, remember, self)
+            if quickly is not None:
+                self._share(inputs[0], quickly[0])
+                return [quickly[0]], quickly[1]
         # Where another norm has asked at this step, the moments are known and the input is not looked at.
-        fresh = []
-        for source, a, b in self._segments:
-            if source.current is None:
-                part = x if alone else x[:, a:b]
-                fresh.append((source, part, batch_moments(part)))
-        finite = all_finite(*(var for _, _, (_, var) in fresh))  # it is not if the mean is not
-        for source, part, moments in fresh:
-            seen = part if source.deeper is None else whole  # which it feeds alone
-            source.observe(seen, moments, finite, active, remember, self)
-        return [source.current for source in self.sources if source.current is not None], output
+        parts = {i: x if len(inputs) == 1 else x[:, s.start : s.stop] for i, (s, _, _) in enumerate(inputs)}
+        found_by = {i: self._shared(each) for i, each in enumerate(inputs)}
+        moments = {i: C.batch_moments(parts[i]) for i, found in found_by.items() if found is None}
+        finite = C.all_finite(*(var for _, var in moments.values())) if moments else True
+        statistics = []
+        for i, each in enumerate(inputs):
+            found = found_by[i]
+            if found is None:
+                found = self._observe(each, parts[i], whole, Moments(*moments[i], finite), active, remember)
+                self._share(each, found)
+            statistics.append(found)
+        return statistics, None
 
-    def _normalize(self, x: Tensor, statistics: list[Statistics], output: Tensor | None = None) -> Tensor:
-        pairs, followed = [(each.mean, each.var) for each in statistics], None
+    def _observe(
+        self, each: Input, x: Tensor, whole: Tensor, moments: Moments, active: bool | Tensor, remember: bool
+    ) -> Statistics:
+        source = each.segment.source
+        if moments.finite is True and active is True:
+            quickly = quick.observe(each, x, (moments.mean, moments.var), remember, None)
+            if quickly is not None:
+                return quickly[0]
+        seen = x if source.deeper is None else whole  # which it feeds alone
+        return source.observe(seen, each.calls, each.complete, moments, active, remember)
+
+    def _shared(self, each: Input) -> Statistics | None:
+        """Return what another norm has found of the same call."""
+        source, calls = each.segment.source, each.calls
+        if source.readers < 2 or len(calls) != 1 or calls[0] is None:
+            return None
+        found: Statistics | None = calls[0].shared().get(source)
+        return found
+
+    def _share(self, each: Input, statistics: Statistics) -> None:
+        source, calls = each.segment.source, each.calls
+        if source.readers > 1 and len(calls) == 1 and calls[0] is not None:
+            calls[0].shared()[source] = statistics._replace(pending=None)
+
+    def _normalize(
+        self, x: Tensor, inputs: list[Input], statistics: list[Statistics], output: Tensor | None = None
+    ) -> Tensor:
+        pairs, links = [(each.mean, each.var) for each in statistics], []
         if x.requires_grad:  # else what made it is frozen, today's weights included
-            followed = self.sources[0].sole_followed(statistics[0]) if len(statistics) == 1 else None
-            if followed is None:
-                pairs = [source.follow(each) for source, each in zip(self.sources, statistics, strict=True)]
-            if statistics[0].earlier is not None and (deeper := self.sources[0].deeper) is not None:
-                pairs = [deeper.follow(*pairs[0], statistics[0].earlier)]
+            for i, (((source, start, _), calls, _), each) in enumerate(zip(inputs, statistics, strict=True)):
+                if not each.jacobians:
+                    continue
+                link = None if torch.compiler.is_compiling() else source.link(start, calls, each, self.label)
+                if link is not None:
+                    links.append(link)
+                else:
+                    pairs[i] = source.follow(each, calls)
+                if each.earlier is not None and source.deeper is not None:
+                    pairs[i] = source.deeper.follow(*pairs[i], each.earlier)
         if len(pairs) == 1:
             (mean, var), share = pairs[0], statistics[0].share
         else:
             mean, var = (_joined(column) for column in zip(*pairs, strict=True))
             share = _joined([each.share for each in statistics], statistics)
-        group, count = self.settings.active_group, statistics[0].positions
-        return normalize(x, mean, var, share, self.weight, self.bias, self.eps, group, count, followed, output)
+        group = self.settings.active_group
+        count = None if group is None else torch.as_tensor(statistics[0].positions, device=x.device)
+        context = C.Context(share, self.eps, group, count, output, tuple(links), self._once(group))
+        return C.normalize_step(x, mean, var, self.weight, self.bias, context)
+
+    def _once(self, group: dist.ProcessGroup | None) -> str | None:
+        """Say why a backward cannot be differentiated, if it cannot."""
+        if group is not None:
+            return f"through {self.label}: its statistics are joined over processes"
+        return f"through {self.label} with layers=2" if self.settings.layers > 1 else None
 
     def _update_running(self, statistics: list[Statistics]) -> None:
         if len(statistics) == 1 and statistics[0].finite is True and statistics[0].several is True:
@@ -267,31 +369,38 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
         self.burnt.zero_()
-        for source in self.sources:
-            source.history.clear_()
+        for source in self.all_sources:
+            source.forget()
 
     def reset_running_stats(self) -> None:
         """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
         super().reset_running_stats()
-        for segment in getattr(self, "_segments", ()):  # called by the constructor as well
-            segment.source.history.clear_()
+        if hasattr(self, "feeds"):  # called by the constructor as well
+            for source in self.all_sources:
+                source.forget()
 
     def configure_(self, settings: Settings) -> None:
         """Change the settings; remembered steps are kept as far as they fit."""
-        self.settings = settings
-        for source in self.sources:
+        self.settings = self.feeds.settings = settings
+        for source in self.all_sources:
             source.configure_(settings)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossIterBatchNorm:
         super()._apply(fn, recurse)
-        for source in self.sources:
+        for source in self.all_sources:
             source.history.apply_(fn)
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        for source in self.sources:
-            source.history.clear_()
+        for source in self.all_sources:
+            source.forget()
+
+    def _replicate_for_data_parallel(self) -> CrossIterBatchNorm:
+        """Return a replica whose history is that of its device, and stays with this norm from step to step."""
+        replica = super()._replicate_for_data_parallel()
+        replica._is_replica = True
+        return replica
 
     def extra_repr(self) -> str:
         """Return BatchNorm's line and the settings that differ from the default."""

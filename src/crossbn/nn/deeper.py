@@ -17,26 +17,25 @@ makes them channel by channel, two passes each, which is slow, and they take C t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from crossbn.nn.forms import Influence, Rings, Shapes
-from crossbn.nn.replay import Pass, is_repetition, may_be_replayed
+from crossbn.nn.replay import Pass, may_be_replayed
 from crossbn.nn.settings import Settings
 from crossbn.nn.statistics import DenseJacobian, Drift
-
-if TYPE_CHECKING:
-    from crossbn.nn.source import Source
+from crossbn.torch_internals import backward_is_running, graph_break_rest
 
 
 class Deeper:
     """The operator before the previous norm, and how the moments of a source follow its weight."""
 
-    def __init__(self, module: nn.Module, source: Source) -> None:
+    def __init__(self, module: nn.Module, forget: Callable[[], None]) -> None:
         self.module = module
-        self._source = source
+        self._forget = forget
         self._parameter = module._parameters["weight"]
         self._has_graph = False
         self._handles = [
@@ -59,14 +58,14 @@ class Deeper:
         """Clear the history if there is another Parameter in the weight's place: it is of other weights."""
         if self._weight is not self._parameter:
             self._parameter = self._weight
-            self._source.history.clear_()
+            self._forget()
 
     def _see_forward(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-        if not is_repetition():
+        if not backward_is_running():
             self._has_graph = output.requires_grad
 
     def _see_load(self, *_: Any) -> None:
-        self._source.history.clear_()
+        self._forget()
 
     def release(self) -> None:
         """Stop watching the operator."""
@@ -138,7 +137,7 @@ class Deeper:
 def refuse_unfit_step(norm: str, run: Pass) -> None:
     """Raise a RuntimeError where the step's own graph is out of reach."""
     # After a break of the graph, the eager rest of a compiled step has the compiler's callback set.
-    if torch.compiler.is_compiling() or callable(torch._C._dynamo.eval_frame.get_eval_frame_callback()):
+    if torch.compiler.is_compiling() or graph_break_rest():
         raise RuntimeError(f"{norm}: layers=2 does not work under torch.compile")
     if run is not Pass.LOOK and may_be_replayed():
         raise RuntimeError(f"{norm}: layers=2 does not work inside activation checkpointing")

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from crossbn import functional as C  # the library's F
+from crossbn.nn.call import Call
 from crossbn.nn.history import History, Pieces, Row
-from crossbn.nn.producer import Producer
 from crossbn.nn.settings import Settings
 from crossbn.nn.statistics import Drift, Today
+from crossbn.nn.term import Term
 
 Rings = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -30,7 +32,8 @@ class Observation(NamedTuple):
     today: Today
     bias: Tensor | None
     weights: list[Tensor]
-    label: str
+    calls: Sequence[Call | None]
+    """One for each term; None for a branch of the sum that this step leaves out, or whose input is not to be seen."""
 
 
 class Recollection(NamedTuple):
@@ -38,7 +41,7 @@ class Recollection(NamedTuple):
 
     drift: Drift
     rows: list[Tensor]
-    """[R, 1 + P, groups, I] for each producer: of each step the mean patch, then the samples'."""
+    """[R, 1 + P, groups, I] for each term: of each step the mean patch, then the samples'."""
     change: Tensor | None
     """[R, 1 + P, C]: of the mean, and of the output at the samples."""
 
@@ -55,16 +58,10 @@ class Influence(NamedTuple):
 
 
 class Form(ABC):
-    """How the sensitivity of a source's moments to the weights of its producers is kept."""
+    """How the sensitivity of a source's moments to the weights of its operators is kept."""
 
-    arrays: tuple[str | None, ...]
-    """What `functional.native.Memory` has of a history with one producer, from `mean` to `var_at`; None for nothing."""
-
-    def __init__(
-        self, producers: tuple[Producer, ...], direct: bool, positions: int | None, settings: Settings
-    ) -> None:
-        self.producers = producers
-        self.direct = direct  # the channels are the output of the one producer, nothing added
+    def __init__(self, terms: tuple[Term, ...], positions: int | None, settings: Settings) -> None:
+        self.terms = terms
         self.positions = positions
         self.order = settings.order
         # The mean patch is taken off for its noise; joined processes have different means, and keep it.
@@ -80,15 +77,22 @@ class Form(ABC):
 
     @abstractmethod
     def jacobians(self, rings: Rings, recollection: Recollection, influence: Influence) -> tuple[C.Jacobian, ...]:
-        """Return how the pooled statistics follow each producer's weight."""
+        """Return how the pooled statistics follow each term's weight."""
 
     @abstractmethod
     def remember(self, seen: Observation, history: History) -> Row:
         """Return what is to be kept of today."""
 
+    @abstractmethod
+    def is_theirs(self, seen: Observation, row: Row, history: History) -> bool | Tensor:
+        """Tell whether today's output is what the terms' weights make of their inputs, up to rounding.
+
+        It is if nothing else is added: for sources that are complete, in one process.
+        """
+
     @staticmethod
     def mean_grad_in(row: Row, i: int) -> Tensor | None:
-        """Return the mean patch of the `i`-th producer in a row, if it is there."""
+        """Return the mean patch of the `i`-th term in a row, if it is there."""
         found = row.get(f"{i}.rows", row.get(f"{i}.mean_grad"))
         return found.first if isinstance(found, Pieces) else found
 
@@ -98,20 +102,30 @@ class Form(ABC):
         places = C.sample_places(len(x), x.shape[2:].numel(), self.positions, history.step, x.device)
         return places, C.outputs_at(x, places).sub_(seen.today.mean)
 
-    def _by_euler(self, seen: Observation, history: History) -> bool:
-        """Whether `x` says what the weights make of the inputs: its own producer's, in one process, unrounded."""
-        exact = seen.x.dtype == seen.today.mean.dtype and history.narrow is None
-        return self.direct and exact and seen.today.local is None
-
-    def _input(self, producer: Producer, seen: Observation) -> Tensor | None:
-        """Return what the producer read, None for a branch of the sum that this step leaves out."""
-        if not producer.has_run and any(other.has_run for other in self.producers):
-            return None
-        return producer.input_for(seen.x, seen.label)
-
-    def _patches(self, producer: Producer, y: Tensor, places: C.Places, mean_grad: Tensor, seen: Observation) -> Tensor:
-        patches = C.patches_at(y, producer.geometry, places, seen.x.shape[2:])
+    def _patches(self, call: Call, places: C.Places, mean_grad: Tensor) -> Tensor:
+        assert call.y is not None
+        patches = C.patches_at(call.y, call.geometry, places, call.output_sizes)
         return patches.sub_(mean_grad) if self.centres else patches
+
+
+_TOLERANCE = 0.02
+_TOLERANCE_OF_HALVES = 0.2  # bfloat16 and float16 round the output
+
+
+def agree(got: Tensor, expected: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype) -> bool | Tensor:
+    """Tell whether two vectors are the same up to rounding.
+
+    Args:
+        got: [C].
+        expected: [C].
+        scale: [C]: squares of what counts as much.
+        offset: [C]: what rounding is relative to beside that.
+        dtype: of the output that they were computed from.
+    """
+    tolerance = _TOLERANCE if dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
+    allowed = tolerance**2 * scale.sum() + (64 * torch.finfo(dtype).eps * offset).square().sum()
+    fits = (got - expected).square().sum() <= allowed
+    return bool(fits) if fits.is_cpu and not torch.compiler.is_compiling() else fits
 
 
 def total(tensors: list[Tensor]) -> Tensor:

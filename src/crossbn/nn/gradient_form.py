@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C  # the library's F
-from crossbn.nn.forms import Form, Influence, Observation, Recollection, Rings, Shapes, add_to, total
+from crossbn.nn.forms import Form, Influence, Observation, Recollection, Rings, Shapes, add_to, agree, total
 from crossbn.nn.history import History, Row
 from crossbn.nn.statistics import Drift
 
@@ -16,14 +16,12 @@ _SMALL = 2**17
 class Gradients(Form):
     """Keeps the gradient of the mean, one patch, and that of the variance, of the weight's size."""
 
-    arrays = ("mean", "var", "count", "0.mean_grad", "mean_at", None, "0.var_grad", "var_at")
-
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
         shapes: Shapes = {"mean_at": (channels,), "var_at": (channels,)}
-        for i, producer in enumerate(self.producers):
-            size = producer.geometry.patch_size
-            shapes |= {f"{i}.mean_grad": (producer.geometry.groups, size), f"{i}.var_grad": (channels, size)}
+        for i, term in enumerate(self.terms):
+            size = term.geometry.patch_size
+            shapes |= {f"{i}.mean_grad": (term.geometry.groups, size), f"{i}.var_grad": (channels, size)}
         return shapes
 
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
@@ -34,7 +32,7 @@ class Gradients(Form):
         return Recollection(Drift(shift, slope.sub_(rings["var_at"]), None), [each.unsqueeze(1) for each in rows], None)
 
     def jacobians(self, rings: Rings, recollection: Recollection, influence: Influence) -> tuple[C.Jacobian, ...]:
-        """Return how the pooled statistics follow each producer's weight."""
+        """Return how the pooled statistics follow each term's weight."""
         weight, own, towards = influence
         coefficient = torch.addcmul(towards, own, recollection.drift.mean_shift, value=-2).unsqueeze(1)
         return tuple(
@@ -48,28 +46,34 @@ class Gradients(Form):
         samples = None
         if self.positions is not None:
             places, centred = self._samples(seen, history)
-            samples = places, centred, centred * (2 / len(centred))
-        by_euler = self._by_euler(seen, history)
+            samples = places, centred.mul_(2 / len(centred))
         row: Rings = {}
-        for i, (producer, weight) in enumerate(zip(self.producers, seen.weights, strict=True)):
-            if (y := self._input(producer, seen)) is None:
+        for i, (call, weight) in enumerate(zip(seen.calls, seen.weights, strict=True)):
+            if call is None or call.y is None:
                 continue
-            mean_grad = C.mean_grad(y, producer.geometry, x.shape[2:])
+            mean_grad = C.mean_grad(call.y, call.geometry, call.output_sizes)
             if samples is None:
-                var_grad = C.var_grad(x, today.mean, y, weight, producer.geometry)
+                output = x if x.ndim == 2 else x.reshape(*x.shape[:2], *call.output_sizes)
+                var_grad = C.var_grad(output, today.mean, call.y, weight, call.geometry)
             else:
-                var_grad = C.spread(samples[2], self._patches(producer, y, samples[0], mean_grad, seen))
+                var_grad = C.spread(samples[1], self._patches(call, samples[0], mean_grad))
             if today.local is not None:
                 mean_grad, var_grad = mean_grad * today.local, var_grad * today.local
             mean_grad, var_grad = history.rounded(mean_grad), history.rounded(var_grad)
             row |= {f"{i}.mean_grad": mean_grad, f"{i}.var_grad": var_grad}
-            if not by_euler:
-                add_to(row, "mean_at", C.project(mean_grad.unsqueeze(0), weight)[0])
-                add_to(row, "var_at", C.project_var(var_grad.unsqueeze(0), weight)[0])
-        if by_euler:  # <mean_grad, W> = E[x - b] and <var_grad, W> = 2 E[(x - mean)^2]
-            row["mean_at"] = today.mean if seen.bias is None else today.mean - seen.bias
-            row["var_at"] = 2 * today.var if samples is None else samples[1].mul_(samples[2]).sum(0)
+            add_to(row, "mean_at", C.project(mean_grad.unsqueeze(0), weight)[0])
+            add_to(row, "var_at", C.project_var(var_grad.unsqueeze(0), weight)[0])
         return dict(row)
+
+    def is_theirs(self, seen: Observation, row: Row, history: History) -> bool | Tensor:
+        """Compare <mean_grad, W> with E[x - b], and <var_grad, W> with twice the variance of the same positions."""
+        mean, var = seen.today.mean, seen.today.var
+        mean_at, var_at = row["mean_at"], row["var_at"]
+        assert isinstance(mean_at, Tensor)
+        assert isinstance(var_at, Tensor)
+        of_mean = agree(mean_at, mean if seen.bias is None else mean - seen.bias, var, mean, seen.x.dtype)
+        expected = var if self.positions is None else self._samples(seen, history)[1].square_().mean(0)
+        return of_mean & agree(var_at / 2, expected, expected.square(), expected.sqrt() * mean, seen.x.dtype)
 
 
 def _weighted_sum(weights: Tensor, tensors: Tensor) -> Tensor:

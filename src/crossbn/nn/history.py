@@ -1,5 +1,6 @@
 """A ring of remembered steps."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import accumulation_dtype
+from crossbn.torch_internals import copy_each_
 
 _SAMPLES = ("rows", "products", "centred")
 _BULK = ("mean_grad", "var_grad", "rows", "centred")
@@ -30,7 +32,7 @@ class History:
     Working state of one process: not parameters, not buffers. One counter, `pushed`, says how many steps have been
     remembered since the history was last cleared; which slots are filled and which comes next follow from it.
     Everything is a tensor, and values are looked at on the CPU only, where that is free and saves work: a compiled step
-    needs no guard on them and a GPU is never waited for.
+    needs no guard on them and a GPU is never waited for. Threads that share a model take turns by `lock`.
     """
 
     def __init__(
@@ -43,11 +45,18 @@ class History:
             for name, shape in shapes.items()
         }
         self.pushed = torch.zeros((), dtype=torch.int64, device=like.device)
-        # Where to write, slot by slot: made once.
-        self._slots: dict[int, list[Tensor]] = {}
+        self._make_working_state()
+
+    def _make_working_state(self) -> None:
+        self.lock = threading.RLock()
+        self._slots: dict[int, list[Tensor]] = {}  # where to write, slot by slot: made once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_slots": {}}  # a copy writes to its own
+        return {name: value for name, value in self.__dict__.items() if name not in ("_slots", "lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_working_state()
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rings[name]
@@ -112,7 +121,7 @@ class History:
         if known is None or known[0]._base is not self["mean"]:  # a compiled step has other rings
             self._slots[slot] = [part for name, ring in self.rings.items() for part in _parts(name, ring[slot])]
         values = [part for name, ring in self.rings.items() for part in _fill(row[name], ring)]
-        torch._foreach_copy_(self._slots[slot], values)
+        copy_each_(self._slots[slot], values)
         self.pushed = self.pushed + 1
 
     def _write_where(self, row: Mapping[str, Tensor | Pieces], accept: Tensor) -> None:
@@ -155,27 +164,29 @@ class History:
         for name in filter(_is_samples, shapes):
             self.widen_(name, shapes[name][0])
 
-    def make_room_(self, samples: int) -> None:
-        """Let there be room for that many samples, if any are kept."""
-        if "products" in self.rings and self["products"].shape[1] <= samples:
-            for name in filter(_is_samples, self.rings):
-                self.widen_(name, 1 + samples)
-
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Apply what `nn.Module.to` and its relatives apply to buffers, short of halving the precision."""
+        """Go where `nn.Module.to` and its relatives send buffers, short of halving the precision.
+
+        Only device and type of the result count. `to_empty` forgets the values of others, not these.
+        """
+        like = function(self["mean"].new_empty(1))
+        if like.is_floating_point():
+            self.to_(like.device, accumulation_dtype(like.dtype))
+
+    def to_(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move everything to a device, the statistics in that type. What was without values, on meta, is cleared."""
         self._slots.clear()
         for name, ring in self.rings.items():
-            moved = function(ring.flatten(1) if ring.ndim > 1 else ring).view(ring.shape)  # no layout of images for it
-            dtype = self._stored_as(name, accumulation_dtype(moved.dtype))
-            self.rings[name] = moved if moved.dtype == dtype else ring.to(moved.device, dtype)
-        self.pushed = function(self.pushed)
+            kind = self._stored_as(name, dtype)
+            empty = ring.is_meta and device.type != "meta"
+            self.rings[name] = torch.zeros(ring.shape, dtype=kind, device=device) if empty else ring.to(device, kind)
+        empty = self.pushed.is_meta and device.type != "meta"
+        self.pushed = torch.zeros((), dtype=torch.int64, device=device) if empty else self.pushed.to(device)
 
     def move_(self, like: Tensor) -> None:
-        """Go where `like` is, in its type, if not there: for a norm that has no tensor of its own to follow."""
+        """Go where `like` is, in its type, if not there."""
         if (self["mean"].device, self["mean"].dtype) != (like.device, like.dtype):
-            self.apply_(
-                lambda tensor: tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
-            )
+            self.to_(like.device, like.dtype)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor with its name."""
@@ -192,9 +203,10 @@ class History:
             if name == "mean" and saved[:1] != value.shape[:1]:
                 return f"the saved history is of window {saved[0] + 1}, this one of window {self.slots + 1}"
             # Samples are as many as the largest batch so far needed.
-            if (saved[2:] != value.shape[2:]) if _is_samples(name) else (saved != value.shape):
+            sampled = _is_samples(name)
+            if saved[:1] + saved[2:] != value.shape[:1] + value.shape[2:] if sampled else saved != value.shape:
                 return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"
-        return None
+        return _nonsense_in(state)
 
     def load_(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` yielded."""
@@ -205,6 +217,28 @@ class History:
         for name, value in self.state():
             if not _is_samples(name):
                 value.copy_(state[name])
+
+
+_MOST_STEPS = 2**53
+"""More than any training has, and a number that every type of numbers can count to."""
+
+
+def _nonsense_in(state: Mapping[str, Tensor]) -> str | None:
+    """Say what no history can hold, if `state` does."""
+    pushed = state["pushed"]
+    if pushed.dtype is not torch.int64 or not 0 <= int(pushed) <= _MOST_STEPS:
+        return f"pushed must be an int64 from 0 on, got {pushed}"
+    widths = {name: tensor.shape[1] for name, tensor in state.items() if _is_samples(name)}
+    if len(set(widths.values())) > 1:
+        return f"the samples of a step differ in number: {widths}"
+    for name, tensor in state.items():
+        if name != "pushed" and not tensor.is_floating_point():
+            return f"{name} must be of a floating type, got {tensor.dtype}"
+        if not tensor.isfinite().all():
+            return f"{name} is not finite"
+        if name in ("var", "count") and (tensor < 0).any():
+            return f"{name} is below 0"
+    return None
 
 
 def _is_samples(name: str) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
+
 
 class Pass(Enum):
     """What a forward in training mode is."""
@@ -28,24 +30,14 @@ def current_pass() -> Pass:
     """Tell which kind of training forward is running."""
     if torch.compiler.is_compiling():  # a compiled graph recomputes without running this code again
         return Pass.TRAIN if torch.is_grad_enabled() else Pass.LOOK
-    if is_repetition():
+    if backward_is_running():
         return Pass.REPLAY
     return Pass.TRAIN if torch.is_grad_enabled() or _enclosing_function("forward") is not None else Pass.LOOK
 
 
-def is_repetition() -> bool:
-    """Tell whether backward is running, so that a forward within it repeats an earlier one."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
 def may_be_replayed() -> bool:
     """Tell whether the running forward lies in a region that backward may compute again."""
-    return not torch.compiler.is_compiling() and (not torch.is_grad_enabled() or _saved_tensor_hooks() is not None)
-
-
-def _saved_tensor_hooks() -> tuple[Any, Any] | None:
-    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks
+    return not torch.compiler.is_compiling() and (not torch.is_grad_enabled() or saved_tensor_hooks() is not None)
 
 
 def _callers(name: str) -> Iterator[FrameType]:
@@ -73,10 +65,10 @@ def _enclosing_function(method: str) -> Any:
 
 def _region() -> int | None:
     """Identify the checkpointed region that runs, the same at first and again; None where torch does not tell."""
-    if torch._C._current_graph_task_id() == -1:
+    if not backward_is_running():
         if not torch.is_grad_enabled():
             return id(_enclosing_function("forward"))
-        hooks = _saved_tensor_hooks()
+        hooks = saved_tensor_hooks()
         closure = getattr(hooks[0], "__closure__", None) or () if hooks else ()
         cells = dict(zip(hooks[0].__code__.co_freevars, closure, strict=True)) if hooks and closure else {}
         return id(cells["frame"].cell_contents) if "frame" in cells else None
@@ -88,18 +80,18 @@ def _region() -> int | None:
 
 
 class Record:
-    """What one forward used: the statistics, and by what its repetition is recognised."""
+    """What one forward used, and by what its repetition is recognised."""
 
-    def __init__(self, mean: Tensor, statistics: Any) -> None:
+    def __init__(self, mean: Tensor, used: Any) -> None:
         self.mean = mean
-        self.statistics = statistics
+        self.used = used
         self.region = _region()
 
     def keep_with(self, y: Tensor) -> None:
         """Tie the record's life to the graph that will replay the forward whose output is `y`."""
         node: Any = _enclosing_function("forward") if y.grad_fn is None else y.grad_fn
         if node is not None:
-            node.metadata.setdefault("crossbn", []).append(self)
+            node.metadata.setdefault("crossbn records", []).append(self)
 
 
 class Ledger:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C  # the library's F
-from crossbn.nn.forms import Form, Influence, Observation, Recollection, Rings, Shapes, add_to, total
+from crossbn.nn.forms import Form, Influence, Observation, Recollection, Rings, Shapes, add_to, agree, total
 from crossbn.nn.history import History, Pieces, Row
 from crossbn.nn.statistics import Drift
 
@@ -27,14 +27,12 @@ class Samples(Form):
     Order 2 squares changes, so there the factor 1 / P is split: its root goes to the rows, and one remains.
     """
 
-    arrays = ("mean", "var", "count", "0.rows", "products", "centred", None, None)
-
     def shapes(self, channels: int) -> Shapes:
         """Return what is kept of a step."""
         amount = 1 + (self.positions or 0)
         shapes: Shapes = {"products": (amount, channels), "centred": (amount, channels)}
-        for i, producer in enumerate(self.producers):
-            shapes[f"{i}.rows"] = amount, producer.geometry.groups, producer.geometry.patch_size
+        for i, term in enumerate(self.terms):
+            shapes[f"{i}.rows"] = amount, term.geometry.groups, term.geometry.patch_size
         return shapes
 
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
@@ -50,7 +48,7 @@ class Samples(Form):
         return Recollection(Drift(shift, (rings["centred"] * change).sum(1), curvature), rows, change)
 
     def jacobians(self, rings: Rings, recollection: Recollection, influence: Influence) -> tuple[C.Jacobian, ...]:
-        """Return how the pooled statistics follow each producer's weight."""
+        """Return how the pooled statistics follow each term's weight."""
         (weight, own, coefficient), centred = influence, rings["centred"]
         if self.order == 2:
             assert recollection.change is not None
@@ -66,24 +64,30 @@ class Samples(Form):
         places, centred = self._samples(seen, history)
         share = (1 if seen.today.local is None else seen.today.local) / len(centred)
         scale = share**0.5 if self.order == 2 else 1
-        by_euler = self._by_euler(seen, history)
         row: Row = {"centred": Pieces(None, centred * (2 * share / scale))}
         at: Rings = {}
-        for i, (producer, weight) in enumerate(zip(self.producers, seen.weights, strict=True)):
-            if (y := self._input(producer, seen)) is None:
+        for i, (call, weight) in enumerate(zip(seen.calls, seen.weights, strict=True)):
+            if call is None or call.y is None:
                 continue
-            mean_grad = C.mean_grad(y, producer.geometry, seen.x.shape[2:])
-            patches = self._patches(producer, y, places, mean_grad, seen)
+            mean_grad = C.mean_grad(call.y, call.geometry, call.output_sizes)
+            patches = self._patches(call, places, mean_grad)
             patches = history.rounded(patches if scale == 1 else patches * scale)
             mean_grad = history.rounded(mean_grad if seen.today.local is None else mean_grad * seen.today.local)
             row[f"{i}.rows"] = Pieces(mean_grad, patches)
-            if not by_euler:
-                add_to(at, "mean", C.project(mean_grad.unsqueeze(0), weight)[0])
-                add_to(at, "samples", C.project(patches, weight))
-        if by_euler:
-            at["mean"] = seen.today.mean if seen.bias is None else seen.today.mean - seen.bias
-            at["samples"] = centred if self.centres else centred.add_(at["mean"])
-            if scale != 1:
-                at["samples"] *= scale
-        row["products"] = Pieces(at["mean"], at["samples"])
+            add_to(at, "mean", C.project(mean_grad.unsqueeze(0), weight)[0])
+            add_to(at, "samples", C.project(patches, weight))
+        if at:
+            row["products"] = Pieces(at["mean"], at["samples"])
         return row
+
+    def is_theirs(self, seen: Observation, row: Row, history: History) -> bool | Tensor:
+        """Compare <mean patch, W> with E[x - b], and the first sample's product with its output."""
+        mean, var, products = seen.today.mean, seen.today.var, row["products"]
+        assert isinstance(products, Pieces)
+        assert products.first is not None
+        of_mean = agree(products.first, mean if seen.bias is None else mean - seen.bias, var, mean, seen.x.dtype)
+        output = self._samples(seen, history)[1]
+        got = products.samples[0] * (len(output) ** 0.5 if self.order == 2 else 1)
+        if not self.centres:
+            got = got - products.first
+        return of_mean & agree(got, output[0], var + output[0].square(), mean, seen.x.dtype)

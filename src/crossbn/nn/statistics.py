@@ -1,12 +1,17 @@
 """What is known at a training step, and joining it over processes."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from crossbn.functional import Jacobian, join_moments
+
+if TYPE_CHECKING:
+    from crossbn.nn.pending import Pending
 
 
 class DenseJacobian(NamedTuple):
@@ -32,11 +37,15 @@ class Statistics(NamedTuple):
     positions: int | Tensor
     """Positions of today's batch, of all processes together."""
     finite: bool | Tensor
-    """Whether today's moments are."""
+    """Whether today's moments and the pooled ones are."""
     jacobians: tuple[Jacobian, ...]
-    """One per producer; empty where no gradient goes through the compensation."""
+    """One per term; empty where no gradient goes through the compensation."""
+    own: Tensor | None
+    """[R, C]: d var / d past_var of the remembered steps, where there are Jacobians."""
     bias_jacobian: tuple[Tensor, Tensor] | None
-    """[C] each: how the pooled mean and variance follow the producers' biases, if there are any."""
+    """[C] each: how the pooled mean and variance follow the terms' biases, if there are any."""
+    pending: Pending | None
+    """The step, to be remembered at the end of the forward; None if it is not to be, or another norm sees to it."""
     earlier: DenseJacobian | None = None
     """How they follow the weight before the previous norm, with layers=2."""
 

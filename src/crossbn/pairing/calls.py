@@ -124,15 +124,16 @@ def describe_result(call: Call) -> Description:
         if all(isinstance(term, Value) for term in terms) and call.argument(2, "alpha", 1) == 1:
             return add([term.description for term in terms])
     if call.overwritten is not None:
-        return changed_in_place(call.overwritten.description, call.name)
+        return changed_in_place(call.overwritten.description, call.name, _keeps_channels(call))
     if call.name == "getitem" and isinstance(first, Opaque):
         return Opaque(first.reason)  # one of several results, or a slice: the width is not the whole's
-    return Opaque(f"after {call.name}", width(first) if _keeps_channels(call) else None)
+    final = _keeps_channels(call)
+    return Opaque(f"after {call.name}", width(first) if final else None, final)
 
 
-def changed_in_place(description: Description, by: str) -> Opaque:
+def changed_in_place(description: Description, by: str, final: bool = False) -> Opaque:
     """What is left of a description when its tensor is written to."""
-    return Opaque(f"changed in place by {by.rstrip('_')}", width(description))
+    return Opaque(f"changed in place by {by.rstrip('_')}", width(description), final)
 
 
 def _describe_concatenation(call: Call) -> Description:

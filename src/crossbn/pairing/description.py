@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """Anything that is not a linear operator's output; `channels` is None where the width is unknown."""
+    """Anything that is not a linear operator's output; `channels` is None where the width is unknown.
+
+    `final` says that no closer look would find an operator: after an activation, a pooling, or the model's input.
+    """
 
     reason: str
     channels: int | None = None
+    final: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _pairing(name: str, num_features: int, ledgers: list[Ledger]) -> Pairing:
     """What the first ledger that saw the norm says about it."""
     ledger = next((ledger for ledger in ledgers if name in ledger.sightings), None)
     if ledger is None:
-        reason = "not reached by tracing; give example_inputs or pairs"
+        reason = "not reached by tracing"
         return Pairing(name, _unpaired(num_features, reason), exclusive=False)
     sightings = ledger.sightings[name]
     if len(sightings) > 1:
@@ -85,9 +85,8 @@ def _without_repeated(segment: Segment, ledger: Ledger) -> Segment:
     if not repeated:
         return segment
     once = tuple(name for name in segment.producers if name not in repeated)
-    return Segment(
-        segment.channels, once, direct=False, reason=f"{', '.join(repeated)} called several times in a forward"
-    )
+    reason = f"{', '.join(repeated)} called several times in a forward"
+    return Segment(segment.channels, once, direct=False, reason=reason, final=bool(once))
 
 
 def _segments(description: Description, num_features: int) -> tuple[Segment, ...]:
@@ -110,8 +109,8 @@ def _segment(part: Description, channels: int) -> Segment:
         addends = [*producers, "rest"] if len(producers) < len(part.terms) else producers
         return Segment(channels, producers, direct=False, reason=" + ".join(addends))
     assert not isinstance(part, Concatenation)  # concatenations are flat
-    return Segment(channels, (), direct=False, reason=part.reason)
+    return Segment(channels, (), direct=False, reason=part.reason, final=part.final)
 
 
 def _unpaired(num_features: int, reason: str) -> tuple[Segment, ...]:
-    return (Segment(num_features, (), direct=False, reason=reason),)
+    return (Segment(num_features, (), direct=False, reason=reason, final=False),)

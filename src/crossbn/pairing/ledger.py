@@ -62,17 +62,19 @@ class Ledger:
             value = operands[0] if operands else Value(Opaque("not given as a tensor"))
             name = self.name_of(module)
             self.sightings[name].append(Sighting(value.description, value))
-            after = Opaque(f"after {modules.step_name(module)}", module.num_features)
+            after = Opaque(f"after {modules.step_name(module)}", module.num_features, final=True)
             return Value(after, origins=frozenset({name}))
         origins = joint_origins(operands)
         if modules.is_operator(module):
             return self._operator_called(module, origins)
         if getattr(module, "inplace", False) and operands:
-            description = changed_in_place(operands[0].description, modules.step_name(module))
+            by, final = modules.step_name(module), modules.keeps_channels(module)
+            description = changed_in_place(operands[0].description, by, final)
             return _overwrite(operands[0], description, origins)
-        channels = width(operands[0].description) if operands and modules.keeps_channels(module) else None
+        final = modules.keeps_channels(module)
+        channels = width(operands[0].description) if operands and final else None
         base = operands[0] if operands and modules.views(module) else None
-        return Value(Opaque(f"after {modules.step_name(module)}", channels), view_of=base, origins=origins)
+        return Value(Opaque(f"after {modules.step_name(module)}", channels, final), view_of=base, origins=origins)
 
     def function_called(self, call: Call) -> Value:
         """Book the call of a function or tensor method."""

@@ -14,12 +14,14 @@ class Segment:
         producers: Qualified names of the linear operators summed into it; empty if there are none.
         direct: The run is the output of its one producer: no sum, nothing added or applied.
         reason: One phrase for people, such as ``conv1``, ``conv1 + conv2 + rest`` or ``after max_pool2d``.
+        final: Nothing more is to be found: there are producers, or a closer look would find none either.
     """
 
     channels: int
     producers: tuple[str, ...]
     direct: bool
     reason: str
+    final: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _replay(graph: fx.Graph, root: nn.Module, ledger: Ledger) -> None:
         args = fx.node.map_arg(node.args, values.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
         if node.op == "placeholder":
-            values[node] = Value(Opaque(source), origins=frozenset({source}))
+            values[node] = Value(Opaque(source, final=not ledger.name_of(root)), origins=frozenset({source}))
         elif node.op == "get_attr":
             values[node] = _read_attribute(root, node.target, ledger)
         elif node.op == "call_module":

@@ -1,0 +1,224 @@
+"""One call of a linear operator at one training step: what it read, with which weight, and its place in the graph."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crossbn.functional import Geometry
+from crossbn.nn.graft import Graft
+from crossbn.torch_internals import has_hooks, is_freed
+
+Shape = tuple[int, ...]
+
+
+class Call:
+    """A call of a convolution, a transposed convolution or a linear layer; it lives as long as a norm looks at it.
+
+    Attributes:
+        kind: what people call it.
+        node: of the graph; None in a compiled step and where no graph is made.
+        leaf: the Parameter that its weight is, or is a cast of; None if it is computed from others.
+        is_whole: whether the operator's output is the weight's and the visible bias's doing alone.
+        output_sizes: spatial extent of the output.
+    """
+
+    kind = "operator"
+    is_freed = False
+    is_whole = True
+    geometry: Geometry
+    y: Tensor | None
+    """The input without its graph, [N, C_in, ...]; None if it cannot be seen."""
+
+    def __init__(self, node: Any, leaf: Tensor | None, output_sizes: Shape) -> None:
+        self.node = node
+        self.leaf = leaf
+        self.output_sizes = torch.Size(output_sizes)
+        self.y = None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether input and weight are known."""
+        return self.y is not None and self.weight is not None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weight has a gradient."""
+        return self.weight is not None and self.weight.requires_grad
+
+    def graft(self) -> Graft | None:
+        """Return where to add to the gradients of weight and bias; None if the graph has no such place."""
+        return None
+
+    def shared(self) -> dict[Any, Any]:
+        """Return statistics of this call by source, for the next norm that reads it."""
+        return {}
+
+    def operand_reader(self) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
+        """Return a function that reads weight and bias with their graph again, and holds on to nothing large."""
+        weight, bias = self.weight, self.bias
+        return lambda: (weight, bias)
+
+
+class SeenCall(Call):
+    """A call that a forward hook has seen: in a compiled step, and where saved tensors are packed."""
+
+    def __init__(self, geometry: Geometry, y: Tensor, weight: Tensor, bias: Tensor | None, output_sizes: Shape) -> None:
+        super().__init__(None, weight if isinstance(weight, nn.Parameter) else None, output_sizes)
+        self.geometry, self.y, self.weight, self.bias = geometry, y, weight, bias
+        self._shared: dict[Any, Any] = {}
+
+    def shared(self) -> dict[Any, Any]:
+        """Return statistics of this call by source, for the next norm that reads it."""
+        return self._shared
+
+
+class NodeCall(Call):
+    """A call that the graph has a node of."""
+
+    weight_slot: int
+    bias_slot: int
+    channels_last = False
+    """Whether the node's weight gradient has its channels in the last dimension."""
+
+    def see(self, other: SeenCall) -> None:
+        """Take over input and weight from what a hook has seen of the same call."""
+        self.geometry, self.y, self.weight, self.bias = other.geometry, other.y, other.weight, other.bias
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weight has a gradient."""
+        return self.node.next_functions[self.weight_slot][0] is not None
+
+    def _graft(self) -> Graft:
+        return Graft.on(self.node, self.weight_slot, self.bias_slot, self.channels_last)
+
+    def graft(self) -> Graft | None:
+        """Return where to add to the gradients of weight and bias, one for all norms that read the call."""
+        return self._graft() if self.is_trained else None
+
+    def shared(self) -> dict[Any, Any]:
+        """Return statistics of this call by source, for the next norm that reads it."""
+        return self._graft().shared
+
+
+class ConvolutionCall(NodeCall):
+    """A call of a convolution or a transposed one."""
+
+    kind = "convolution"
+    weight_slot, bias_slot = 1, 2
+
+    def __init__(self, node: Any, shape: Shape) -> None:
+        _, weight_edge, bias_edge = node.next_functions
+        super().__init__(node, _leaf(weight_edge[0]), shape[2:])
+        has_bias = bool(node._saved_bias_sym_sizes_opt)
+        self.bias = _leaf(bias_edge[0]) if has_bias else None
+        self.is_whole = not has_bias or self.bias is not None
+        if not has_hooks(node._raw_saved_input) and not has_hooks(node._raw_saved_weight):
+            weight = node._saved_weight
+            self.leaf = weight if isinstance(weight, nn.Parameter) else self.leaf
+            if is_freed(weight):
+                self.is_freed, self.bias = True, None
+                return
+            self.y, self.weight = node._saved_input.detach(), weight
+            self.geometry = _geometry_of_convolution(
+                tuple(weight.shape),
+                node._saved_stride,
+                node._saved_padding,
+                node._saved_dilation,
+                node._saved_groups,
+                node._saved_transposed,
+            )
+
+    def operand_reader(self) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
+        """Return a function that reads weight and bias with their graph again, and holds on to nothing large."""
+        node, bias = self.node, self.bias
+        return lambda: (node._saved_weight, bias)
+
+
+@functools.lru_cache(4096)
+def _geometry_of_convolution(
+    weight: Shape, stride: Shape, padding: Shape, dilation: Shape, groups: int, transposed: bool
+) -> Geometry:
+    outputs, inputs = (weight[1] * groups, weight[0]) if transposed else (weight[0], weight[1] * groups)
+    # A single number stands for all dimensions.
+    rank = len(weight) - 2
+    stride, padding, dilation = (each * rank if len(each) < rank else each for each in (stride, padding, dilation))
+    sides = tuple((each, each) for each in padding)
+    return Geometry(outputs, inputs, groups, weight[2:], stride, dilation, sides, "zeros", transposed)
+
+
+class AddmmCall(NodeCall):
+    """A call of a linear layer: rows [M, C_in] times a matrix [C_in, C]."""
+
+    kind = "linear"
+    channels_last = True
+
+    @classmethod
+    def of(cls, node: Any, shape: Shape, norm_shape: Shape) -> AddmmCall | None:
+        """Return the call that `node` stands for, its input laid out as that of a norm whose input is `norm_shape`."""
+        plain = not hasattr(node, "_saved_alpha") or (node._saved_alpha == 1 and node._saved_beta == 1)
+        positions = norm_shape[0] * math.prod(norm_shape[2:])
+        return cls(node, norm_shape) if plain and shape == (positions, norm_shape[1]) else None
+
+    def __init__(self, node: Any, norm_shape: Shape) -> None:
+        added = len(node.next_functions) == 3  # addmm, else mm
+        self.weight_slot, self.bias_slot = (2, 0) if added else (1, -1)
+        edges = [edge for edge, _ in node.next_functions]
+        super().__init__(node, _leaf(edges[self.weight_slot]), norm_shape[2:])
+        if added:
+            self.bias = _leaf(edges[0])
+            self.is_whole = self.bias is not None and self.bias.shape == norm_shape[1:2]
+            self.bias = self.bias if self.is_whole else None
+        matrix, rows = node._raw_saved_mat2, node._raw_saved_mat1 if added else node._raw_saved_self
+        if has_hooks(rows) or has_hooks(matrix):
+            return
+        self.weight = _matrix(node, self.leaf)
+        if self.weight is not None and is_freed(self.weight):
+            self.is_freed, self.weight, self.bias = True, None, None
+        saved = node._saved_mat1 if added else node._saved_self  # None if the weight is frozen
+        if self.weight is None or saved is None:
+            return
+        y, spatial = saved.detach(), norm_shape[2:]
+        self.y = y.view(norm_shape[0], *spatial, -1).movedim(-1, 1) if spatial else y
+        ones = (1,) * len(spatial)
+        self.geometry = _geometry_of_linear(norm_shape[1], y.shape[1], ones)
+
+    def operand_reader(self) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
+        """Return a function that reads weight and bias with their graph again, and holds on to nothing large."""
+        node, leaf, bias = self.node, self.leaf, self.bias
+        return lambda: (_matrix(node, leaf), bias)
+
+
+@functools.lru_cache(4096)
+def _geometry_of_linear(outputs: int, inputs: int, ones: Shape) -> Geometry:
+    return Geometry(outputs, inputs, 1, ones, ones, ones, tuple((0, 0) for _ in ones))
+
+
+def _matrix(node: Any, leaf: Tensor | None) -> Tensor | None:
+    """Return the weight [C, C_in] of a product, which the node has only if its other factor is trained."""
+    saved = node._saved_mat2
+    if saved is not None:
+        return saved.mT
+    if leaf is None:
+        return None
+    outputs = int(node._input_metadata[0].shape[1])
+    return leaf if leaf.shape[0] == outputs else leaf.mT
+
+
+_CASTS = {"ToCopyBackward0", "TBackward0", "TransposeBackward0", "CloneBackward0", "AliasBackward0"}
+
+
+def _leaf(node: Any) -> Tensor | None:
+    """Return the Parameter at the end of casts and transpositions, if it is one."""
+    while node is not None and type(node).__name__ in _CASTS:
+        node = node.next_functions[0][0]
+    variable: Tensor | None = getattr(node, "variable", None)
+    return variable

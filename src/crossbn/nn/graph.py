@@ -1,0 +1,217 @@
+"""Which calls of linear operators made a tensor: read from its autograd graph.
+
+In training `x.grad_fn` is the call that made x. A convolution's node has its input, its weight and its geometry; sums,
+concatenations, views and copies lead on to others. The weight there is the effective one (padded, standardized,
+parametrized, cast), whatever module made it, and its gradient reaches the parameters by autograd. Looking costs a few
+microseconds and changes nothing; saved tensors that a hook has packed (activation checkpointing) are not unpacked.
+
+    part   = the calls that are summed into a run of channels, and whether that is all there is to it
+    layout = where the channels of a tensor are: IMAGE [N, C, ...], or ROWS [..., C] with the positions in the same order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from crossbn.nn.call import AddmmCall, Call, ConvolutionCall
+
+Shape = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """What feeds a run of channels."""
+
+    channels: int
+    calls: tuple[Call, ...]
+    """Summed into it; none if it has no linear operator."""
+    complete: bool
+    """Whether the channels are nothing but that sum."""
+    reason: str
+    """One phrase for people."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether the channels are the output of one call."""
+        return self.complete and len(self.calls) == 1
+
+
+class _Layout(Enum):
+    IMAGE = "channels are dimension 1"
+    ROWS = "channels are the last dimension"
+
+    def channel_dim(self, shape: Shape) -> int:
+        return 1 if self is _Layout.IMAGE else len(shape) - 1
+
+
+class _Place(NamedTuple):
+    """A tensor on the way back: the node that made it, as its how manieth result, its shape and layout, and the norm's
+    input."""
+
+    node: Any
+    slot: int
+    shape: Shape
+    layout: _Layout
+    x: Tensor
+
+    @property
+    def channels(self) -> int:
+        return self.shape[self.layout.channel_dim(self.shape)]
+
+    def opaque(self, reason: str) -> list[Part]:
+        return [Part(self.channels, (), False, reason)]
+
+
+def read_calls(x: Tensor) -> tuple[Part, ...]:
+    """Return what made `x` [N, C, ...], channel run by channel run.
+
+    Example:
+        >>> conv, x = torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 6, 6)
+        >>> [(part.channels, len(part.calls), part.reason) for part in read_calls(torch.cat([conv(x), conv(x).relu()], 1))]
+        [(8, 1, 'convolution'), (8, 0, 'after relu')]
+    """
+    if x.grad_fn is None:
+        return (Part(x.shape[1], (), False, "its input has no graph"),)
+    return tuple(_follow(_Place(x.grad_fn, x.output_nr, tuple(x.shape), _Layout.IMAGE, x)))
+
+
+def _follow(place: _Place) -> list[Part]:
+    while True:
+        name = type(place.node).__name__
+        if (call := _call(name, place)) is not None:
+            return [Part(place.channels, (call,), call.is_whole, call.kind)]
+        if name == "AddBackward0":
+            return _sum(place)
+        if name == "CatBackward0":
+            return _concatenation(place)
+        moved = _behind(name, place)
+        if isinstance(moved, str):
+            return place.opaque(moved)
+        place = moved
+
+
+def _call(name: str, place: _Place) -> Call | None:
+    if name == "ConvolutionBackward0" and place.layout is _Layout.IMAGE:
+        return ConvolutionCall(place.node, place.shape)
+    if name in ("AddmmBackward0", "MmBackward0") and len(place.shape) == 2:
+        return AddmmCall.of(place.node, place.shape, place.x.shape)
+    return None
+
+
+_VIEWS = {
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "SqueezeBackward2",
+    "UnsqueezeBackward0",
+}
+_COPIES = {"CloneBackward0", "ToCopyBackward0", "AliasBackward0"}
+_FUNCTIONS_OF_SEVERAL = {"BackwardHookFunctionBackward", "RegisterPostBackwardFunctionBackward"}
+"""Of full backward hooks and of FSDP: they return what they are given, each result its own argument."""
+
+
+def _behind(name: str, place: _Place) -> _Place | str:
+    """Return the operand of a node that only looks at it differently, or a phrase that says what the node is."""
+    said = f"after {_readable(name)}"
+    if name == "torch::autograd::AccumulateGrad" or name == "AccumulateGrad":
+        return "a parameter"
+    if name in _COPIES | _FUNCTIONS_OF_SEVERAL:
+        node, slot, shape = _operand(place.node, place.slot if name in _FUNCTIONS_OF_SEVERAL else 0)
+        return said if shape != place.shape else place._replace(node=node, slot=slot)
+    if name in _VIEWS:
+        node, slot, shape = _operand(place.node, 0)
+        layout = _layout_of_viewed(place, shape)
+        return said if layout is None else place._replace(node=node, slot=slot, shape=shape, layout=layout)
+    if name in ("PermuteBackward0", "TransposeBackward0"):
+        node, slot, shape = _operand(place.node, 0)
+        rank = len(shape)
+        channels_to_second = (0, rank - 1, *range(1, rank - 1))
+        if place.layout is _Layout.IMAGE and rank > 2 and _permutation(place.node, name, rank) == channels_to_second:
+            return place._replace(node=node, slot=slot, shape=shape, layout=_Layout.ROWS)
+    return said
+
+
+def _layout_of_viewed(place: _Place, shape: Shape) -> _Layout | None:
+    """Return where the channels are in a tensor of which the place is a view with the same order of elements."""
+    if place.layout is _Layout.IMAGE and shape[:2] == place.shape[:2]:
+        return _Layout.IMAGE
+    last_is_channels = place.layout is _Layout.ROWS or len(place.shape) == 2
+    return _Layout.ROWS if last_is_channels and shape[-1:] == (place.channels,) else None
+
+
+def _permutation(node: Any, name: str, rank: int) -> tuple[int, ...]:
+    if name == "PermuteBackward0":
+        return tuple(dim % rank for dim in _signed(node._saved_dims))
+    order = list(range(rank))
+    a, b = (dim % rank for dim in _signed((node._saved_dim0, node._saved_dim1)))
+    order[a], order[b] = order[b], order[a]
+    return tuple(order)
+
+
+def _signed(dims: Sequence[int]) -> Iterator[int]:
+    return (dim - 2**64 if dim >= 2**63 else dim for dim in dims)  # torch shows them unsigned
+
+
+def _operand(node: Any, index: int) -> tuple[Any, int, Shape]:
+    """Return the node that made an operand, as which result, and its shape; None, 0 and () if it has no graph."""
+    behind, slot = node.next_functions[index]
+    if behind is None:
+        return None, 0, ()
+    if (variable := getattr(behind, "variable", None)) is not None:
+        return behind, 0, tuple(variable.shape)
+    return behind, slot, tuple(behind._input_metadata[slot].shape)
+
+
+def _sum(place: _Place) -> list[Part]:
+    if place.node._saved_alpha != 1:
+        return place.opaque("after a weighted add")
+    calls: list[Call] = []
+    complete = True
+    for i in range(2):
+        node, slot, shape = _operand(place.node, i)
+        if node is None or shape != place.shape:  # a constant, or something that is broadcast
+            complete = False
+            continue
+        parts = _follow(place._replace(node=node, slot=slot))
+        if len(parts) == 1:
+            calls += parts[0].calls
+        complete = complete and len(parts) == 1 and parts[0].complete
+    nodes = [call.node for call in calls]
+    if any(nodes.count(node) > 1 for node in nodes):  # x + x has another gradient than one occurrence
+        return place.opaque("after add of an operator's output to itself")
+    if not calls:
+        return place.opaque("after add")
+    said = " + ".join([*(call.kind for call in calls), *([] if complete else ["rest"])])
+    return [Part(place.channels, tuple(calls), complete, said)]
+
+
+def _concatenation(place: _Place) -> list[Part]:
+    rank = len(place.shape)
+    (dim,) = _signed((place.node._saved_dim,))
+    channel_dim = place.layout.channel_dim(place.shape)
+    if dim % rank != channel_dim:
+        return place.opaque(f"after cat along dimension {dim % rank}")
+    operands = [_operand(place.node, i) for i in range(len(place.node.next_functions))]
+    widths = [None if node is None else shape[channel_dim] for node, _, shape in operands]
+    missing = place.channels - sum(width for width in widths if width is not None)
+    if widths.count(None) > 1:
+        return place.opaque("after cat of several tensors without a graph")
+    parts: list[Part] = []
+    for (node, slot, shape), width in zip(operands, widths, strict=True):
+        if width is None:
+            parts.append(Part(missing, (), False, "without a graph"))
+        else:
+            parts += _follow(place._replace(node=node, slot=slot, shape=shape))
+    return parts
+
+
+def _readable(name: str) -> str:
+    """Return what people call a node: ReluBackward0 is relu."""
+    bare = name.partition("Backward")[0].rpartition(":")[2].lstrip("_") or name
+    return "".join(f"_{c.lower()}" if c.isupper() and i and not bare[i - 1].isupper() else c.lower() for i, c in enumerate(bare))

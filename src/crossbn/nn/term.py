@@ -1,0 +1,52 @@
+"""A linear operator that is summed into a run of channels, for as long as its steps are remembered."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from crossbn.functional import Geometry
+from crossbn.nn.call import Call
+from crossbn.nn.producer import Producer
+
+
+class Term:
+    """An operator as a source knows it.
+
+    Attributes:
+        geometry: of the module, or of the first call that was seen; of later calls only the padding may differ.
+        leaf: the Parameter that its weight is; None if the weight is computed.
+        producer: the module, if pairing has named it.
+    """
+
+    def __init__(self, geometry: Geometry, leaf: Tensor | None, producer: Producer | None = None) -> None:
+        self.geometry = geometry
+        self.leaf = leaf
+        self.producer = producer
+
+    @classmethod
+    def of_producer(cls, producer: Producer) -> Term:
+        """Return the operator of a module."""
+        return cls(producer.geometry, producer.parameter, producer)
+
+    def fits(self, call: Call) -> bool:
+        """Tell whether `call` is a later one of this operator: its weight is the same, or computed and alike."""
+        if call.leaf is not None and self.leaf is not None and call.leaf is not self.leaf:
+            # Tensors that are no parameters may be other ones at each step (torch.func.functional_call).
+            return not isinstance(call.leaf, nn.Parameter) and self._is_alike(call)
+        return self._is_alike(call)
+
+    def _is_alike(self, call: Call) -> bool:
+        if not call.is_seen:
+            # A computed weight that the graph does not show may be that of a module whose weight is computed.
+            return call.leaf is self.leaf and (call.leaf is not None or self.producer is not None)
+        mine, other = self.geometry, call.geometry
+        alike = (mine.out_channels, mine.groups, mine.patch_size) == (other.out_channels, other.groups, other.patch_size)
+        return alike and mine.transposed == other.transposed and mine.stride == other.stride
+
+    def weight(self) -> Tensor | None:
+        """Return today's weight where no call tells it; None if it is not known."""
+        return self.leaf if self.producer is None else self.producer.weight
+
+    def bias(self) -> Tensor | None:
+        """Return today's bias where no call tells it."""
+        return None if self.producer is None else self.producer.bias
