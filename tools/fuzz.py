@@ -43,6 +43,7 @@ WIRINGS = ["plain", "plain", "plain", "activated", "normed first", "shared", "su
 WIRINGS += ["dense", "growing", "skipping"]
 SIZES = [(1, 1), (3, 30), (3, 9), (2, 5)]  # smallest and largest, by number of dimensions
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+WIDE = [(150, 220), (80, 140), (50, 80), (30, 45)]  # channels, so that some weights are large enough to keep samples
 LARGEST_MAP = 50_000  # numbers in a batch of two
 LONE_POSITION = "more than 1 value per channel"  # torch refuses such a batch, and so does a norm that burns in
 VARIANTS = 6
@@ -68,21 +69,21 @@ PRECISIONS = {
 
 def draw_operator(draw: random.Random, dims: int, inputs: int, outputs: int, keeps: bool = False) -> nn.Module:
     """Return a linear operator; one that `keeps` has an output of its input's size."""
-    bias = draw.random() < 0.3
+    bias = draw.random() < 0.2
     if dims == 0:
         return nn.Linear(inputs, outputs, bias)
 
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw.randint(low, high) for _ in range(dims))
 
-    common = math.gcd(inputs, outputs)
+    common = math.gcd(inputs, outputs) if draw.random() < 0.7 else 1
     groups = draw.choice([1, 1, common, draw.choice([d for d in range(1, common + 1) if common % d == 0])])
     options: dict[str, Any] = {"groups": groups, "bias": bias, "dilation": 1 if draw.random() < 0.7 else each(1, 2)}
     mode = draw.choice(["zeros", "zeros", "zeros", "circular", "replicate", "zeros" if keeps else "reflect"])
     if keeps:
         kernel = tuple(2 * size - 1 for size in each(1, 2))
         return CONVOLUTIONS[dims - 1](inputs, outputs, kernel, padding="same", padding_mode=mode, **options)
-    kernel = draw.choice([(1,) * dims, each(1, 3), each(3, 3)])
+    kernel = draw.choice([(1,) * dims, each(1, 3), each(3, 3), each(3, 3)])
     options["stride"] = stride = draw.choice([(1,) * dims, (2,) * dims, each(1, 3)])
     if draw.random() < 0.2:
         extra = tuple(draw.randint(0, step - 1) for step in stride)
@@ -93,8 +94,10 @@ def draw_operator(draw: random.Random, dims: int, inputs: int, outputs: int, kee
 
 def draw_norm(draw: random.Random, dims: int, channels: int) -> nn.Module:
     """Return a batch norm whose parameters are not 1 and 0."""
-    settings = {"affine": draw.random() < 0.85, "track_running_stats": draw.random() < 0.85}
-    norm = NORMS[dims](channels, draw.choice([1e-5, 1e-5, 1e-3]), draw.choice([0.1, 0.1, 0.5, None]), **settings)
+    settings = {"affine": draw.random() < 0.85, "track_running_stats": draw.random() < 0.9}
+    norm = NORMS[dims](
+        channels, draw.choice([1e-5, 1e-5, 1e-3]), draw.choice([0.1, 0.1, 0.1, 0.5, 0.5, None]), **settings
+    )
     for parameter, centre in zip(norm.parameters(), (1, 0), strict=False):
         nn.init.normal_(parameter, centre, 0.5)
     return norm
@@ -107,7 +110,7 @@ class Block(nn.Module):
         super().__init__()
         self.wiring = wiring = draw.choice(WIRINGS)
         keeps = wiring in ("residual", "dense")
-        middle = inputs if wiring == "residual" else draw.choice([width, inputs, draw.randint(1, width)])
+        middle = inputs if wiring == "residual" else draw.choice([width, width, inputs, draw.randint(1, width)])
         self.first = draw_operator(draw, dims, inputs, middle, keeps)
         more = {"concatenation": middle, "dense": inputs, "growing": draw.randint(1, width)}.get(wiring, 0)
         self.outputs = middle + more
@@ -150,8 +153,8 @@ class Block(nn.Module):
 def draw_network(draw: random.Random, dims: int) -> tuple[nn.Sequential, int]:
     """Return a network that can take the smallest map, and its number of input channels."""
     while True:
-        width = draw.randint(1, 9) if draw.random() < 0.8 else draw.randint(40, [200, 120, 70, 40][dims])
-        inputs = channels = draw.choice([width, draw.randint(1, 6)])
+        width = draw.randint(1, 9) if draw.random() < 0.75 else draw.randint(*WIDE[dims])
+        inputs = channels = draw.choice([width, width, draw.randint(1, 6)])
         network = nn.Sequential()
         for _ in range(draw.randint(1, 4)):
             network.append(Block(draw, dims, channels, width))
@@ -185,7 +188,7 @@ def draw_settings(draw: random.Random) -> dict[str, Any]:
         "decay": [0.7, 0.2],
         "history_dtype": [torch.bfloat16],
     }
-    return settings | {name: draw.choice(choices) for name, choices in others.items() if draw.random() < 0.15}
+    return settings | {name: draw.choice(choices) for name, choices in others.items() if draw.random() < 0.08}
 
 
 class Step(NamedTuple):
@@ -276,6 +279,8 @@ class Case:
         self.layout = draw.choice(["dense"] * 5 + ["channels last", "sliced", "every second"])
         self.model, self.channels = draw_network(draw, self.dims)
         self.model.to(self.dtype)
+        if any(getattr(module, "padding_mode", "") == "reflect" for module in self.model.modules()):
+            self.layout = "dense"  # torch 2.13 writes beyond its memory: backward of reflect, channels last
         if self.layout == "channels last" and self.dims > 1:
             self.model.to(memory_format=LAST[self.dims + 2])  # type: ignore[call-overload]  # torch's types lack it
         self.settings = draw_settings(draw)
@@ -332,6 +337,8 @@ class Case:
             coarse = 2**-7 if name.startswith("history") and "history_dtype" in self.settings else close
             error, twin = gap(got.get(name), exact.get(name)), gap(want.get(name), exact.get(name))
             allowed = _allowed(exact, name, coarse, 1) + 3 * twin
+            if name.startswith("history"):  # the mean's rounding, times inputs as far from 0
+                allowed += 0.1 * disturbance * self.offset**2
             if error > allowed:
                 variants = variants or [self.disturbed(step, *before, disturbance) for _ in range(VARIANTS)]
                 allowed += 10 * max(gap(exact.get(name), variant.get(name)) for variant in variants)
@@ -346,13 +353,15 @@ class Case:
             noise = torch.randn(x.shape, dtype=torch.float64)
             return x.double() * (1 + disturbance * noise) if x.is_floating_point() else x
 
+        def waver(x: Tensor) -> Tensor:  # a channel's numbers share the rounding of its statistics
+            shift = disturbance * x.double().abs().nan_to_num(0, 0).mean()
+            return disturb(x) + shift * torch.randn(x.shape[1], *[1] * (x.ndim - 2), dtype=torch.float64)
+
         def disturb_output(module: nn.Module, _: Any, y: Tensor) -> Tensor:
-            if hasattr(module, "weight") and not isinstance(module, _NormBase):
-                # What an operator returns stays what its norm gets; the gradient that comes back is disturbed.
-                if y.requires_grad:
-                    y.register_hook(disturb)
-                return y
-            return disturb(y)
+            if y.requires_grad:
+                y.register_hook(waver)
+            # What an operator returns stays what its norm gets.
+            return y if hasattr(module, "weight") and not isinstance(module, _NormBase) else waver(y)
 
         model = copy.deepcopy(self.twin).double()
         for module in model.modules():

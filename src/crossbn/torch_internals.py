@@ -7,6 +7,7 @@
 | Would unpacking this saved tensor call a hook? | `_C._autograd.SavedTensor.unpack_hook` | 2.13 |
 | Is a transform of `torch.func` active? | `_C._functorch.maybe_current_level` | before 2.6 |
 | Is this a tensor of such a transform? | `_C._functorch.is_functorch_wrapped_tensor` | before 2.6 |
+| Is this a batch of gradients? | `_C._functorch.is_legacy_batchedtensor` | before 2.6 |
 | Is this the eager rest of a compiled function? | `_C._dynamo.eval_frame.get_eval_frame_callback` | before 2.6 |
 | Is `torch.export` tracing? | `compiler._is_exporting_flag` | before 2.8 |
 | Is this a tensor without values? | `_subclasses.fake_tensor.is_fake` | before 2.6 |
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor, maybe_current_level
 from torch._subclasses import fake_tensor
 from torch.nn.modules import batchnorm
 
@@ -92,9 +93,10 @@ def inside_functorch() -> bool:
 def is_wrapped(tensor: Tensor) -> bool:
     """Tell whether `tensor` was made by a transform of `torch.func`, active or over; it has no memory of its own.
 
-    There is no public name for it, and `type(tensor)` is Tensor.
+    The same goes for the gradients of `torch.autograd.grad(..., is_grads_batched=True)`, which uses the transform that
+    was before `torch.func`. There is no public name for either, and `type(tensor)` is Tensor.
     """
-    return is_functorch_wrapped_tensor(tensor)
+    return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)
 
 
 def is_tracing() -> bool:

@@ -17,7 +17,7 @@ from crossbn.functional.plan import Plan, choose_plan
 from crossbn.functional.pooling import Pooled, equal_votes, pool, votes_by_age
 from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
 from crossbn.functional.site import Site
-from crossbn.functional.taylor import compensate, project, project_var, spread
+from crossbn.functional.taylor import compensate, project, project_means, project_steps, project_var, spread
 
 __all__ = [
     "LINEAR_OPERATORS",
@@ -50,6 +50,8 @@ __all__ = [
     "patches_at",
     "pool",
     "project",
+    "project_means",
+    "project_steps",
     "project_var",
     "sample_places",
     "spread",

@@ -101,9 +101,7 @@ def _viewed(operand: Operand) -> Operand:
     )
 
 
-def _pooled(
-    x: Tensor, mean: Tensor, var: Tensor, share: Tensor, followed: Sequence[Followed]
-) -> tuple[Tensor, Tensor]:
+def _pooled(x: Tensor, mean: Tensor, var: Tensor, share: Tensor, followed: Sequence[Followed]) -> tuple[Tensor, Tensor]:
     """Return M and V: the values `mean` and `var`, with the graph of how they came about."""
     dims = [0, *range(2, x.ndim)]
     today = x.mean(dims)

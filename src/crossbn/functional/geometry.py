@@ -46,13 +46,14 @@ class Geometry:
     def __post_init__(self) -> None:
         taps = torch.Size(self.kernel).numel()
         unpadded = all(pair == (0, 0) for pair in self.padding)
-        steps = set(self.stride)
+        steps, dense = set(self.stride), set(self.dilation) <= {1}
         facts = {
             "taps": taps,
             "patch_size": self.in_channels // self.groups * taps,
-            "reads_each_input_once": taps == 1 and steps <= {1} and unpadded,
+            # A dilation lets a transposed convolution append positions to its output, that of a single tap too.
+            "reads_each_input_once": taps == 1 and steps <= {1} and unpadded and (dense or not self.transposed),
             "may_read_nothing": self.transposed or (self.padding_mode == "zeros" and not unpadded),
-            "reads_every_input": not self.transposed and steps <= {1} and set(self.dilation) <= {1},
+            "reads_every_input": not self.transposed and steps <= {1} and dense,
         }
         for name, value in facts.items():
             object.__setattr__(self, name, value)

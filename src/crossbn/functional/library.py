@@ -2,21 +2,22 @@
 
 Where a C compiler was found when the package was installed, the functions of this directory hand plain float32 and
 float64 tensors in the CPU's memory to `native.py`. Elsewhere, under `torch.compile`, and with the variable
-CROSSBN_NATIVE set to 0, they do the same with torch's operators.
+CROSSBN_NATIVE set to 0, they do the same with torch's operators. CROSSBN_LIBRARY names another file to load.
 """
 
 import ctypes
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
-_INTERFACE = 5
+from crossbn.torch_internals import is_tracing, is_wrapped
+
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads
@@ -32,27 +33,62 @@ _PLAIN = Tensor, nn.Parameter
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-def _load() -> dict[torch.dtype, dict[str, Any]]:
-    """Return the functions by type and name; nothing if there is no library, or one of another machine or version."""
+class _Field(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("kind", NUMBER), ("offset", NUMBER))
+
+
+def _structure(library: ctypes.CDLL, name: str, suffix: str = "") -> type[ctypes.Structure]:
+    """Make a structure of the fields that the library says it has."""
+    listed = []
+    fields = ctypes.cast(getattr(library, f"{name}_fields{suffix}"), ctypes.POINTER(_Field))
+    i = 0
+    while fields[i].name:
+        letter = chr(fields[i].kind)
+        one = _LETTERS[letter.lower()]
+        listed.append((fields[i].name.decode(), one * 3 if letter.isupper() else one))
+        i += 1
+    made = type(name, (ctypes.Structure,), {"_fields_": listed})
+    offsets = [getattr(made, field).offset for field, _ in listed]
+    if offsets != [fields[j].offset for j in range(i)] or ctypes.sizeof(made) != fields[i].offset:
+        raise ValueError(f"structure {name} is laid out otherwise than ctypes would")
+    return made
+
+
+class Library:
+    """What `compiled/` has become: functions by type of numbers and name, and structures by name."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+        self.functions: dict[torch.dtype, dict[str, Any]] = {}
+        self.structures: dict[tuple[str, torch.dtype | None], type[ctypes.Structure]] = {}
+        self.structures["site", None] = _structure(library, "site")
+        for dtype, suffix in _TYPES.items():
+            self.functions[dtype] = {name: getattr(library, f"{name}_{suffix}") for name in _ARGUMENTS}
+            for name, function in self.functions[dtype].items():
+                function.argtypes = [_LETTERS[letter] for letter in _ARGUMENTS[name]]
+            for name in ("batch", "memory"):
+                self.structures[name, dtype] = _structure(library, name, f"_{suffix}")
+
+
+def _load() -> Library | None:
+    """Return the library; None if there is none, or one of another machine or version."""
     found = importlib.util.find_spec("crossbn.functional._native")
-    if os.environ.get("CROSSBN_NATIVE") == "0" or found is None or found.origin is None:
-        return {}
+    path = os.environ.get("CROSSBN_LIBRARY") or (found.origin if found is not None else None)
+    if os.environ.get("CROSSBN_NATIVE") == "0" or path is None:
+        return None
     try:
-        library = ctypes.CDLL(found.origin)
-    except OSError:
-        return {}
-    if library.crossbn_interface() != _INTERFACE:
-        return {}
-    by_type: dict[torch.dtype, dict[str, Any]] = {}
-    for dtype, suffix in _TYPES.items():
-        by_type[dtype] = {name: getattr(library, f"{name}_{suffix}") for name in _ARGUMENTS}
-        for name, function in by_type[dtype].items():
-            function.argtypes = [_LETTERS[letter] for letter in _ARGUMENTS[name]]
-    return by_type
+        return Library(path)
+    except (OSError, AttributeError, ValueError) as error:
+        # AttributeError: a library without its symbols.
+        warnings.warn(f"crossbn's compiled code is not used, torch's operators do the same slower: {error}", stacklevel=2)
+        return None
 
 
-functions = _load()
+_loaded = _load()
+functions: dict[torch.dtype, dict[str, Any]] = {} if _loaded is None else _loaded.functions
 """What `compiled/` defines, by type of numbers and name; empty if it was not compiled."""
+structures = {} if _loaded is None else _loaded.structures
+"""Its structures, by name and type of numbers."""
 _switched_off = False
 
 
@@ -74,7 +110,7 @@ def switched_off() -> Iterator[None]:
 
 def in_use() -> bool:
     """Tell whether the compiled functions may be called here: they are there, and nothing is being traced."""
-    return is_available() and not torch.compiler.is_compiling() and not torch._C._is_tracing()
+    return is_available() and not torch.compiler.is_compiling() and not is_tracing()
 
 
 def fit(*tensors: Tensor) -> bool:
@@ -85,7 +121,7 @@ def fit(*tensors: Tensor) -> bool:
     if dtype not in functions:
         return False
     for each in tensors:  # no generator: this is asked several times a step
-        if each.dtype is not dtype or not each.is_cpu or type(each) not in _PLAIN or is_functorch_wrapped_tensor(each):
+        if each.dtype is not dtype or not each.is_cpu or type(each) not in _PLAIN or is_wrapped(each):
             return False
         if each.is_neg() or (not each.is_contiguous() and not _has_dense_images(each)):
             return False

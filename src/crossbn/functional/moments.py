@@ -12,8 +12,10 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from crossbn.functional import library, native
+from crossbn.torch_internals import inside_functorch
 
 _LARGE = 2**16
 _WIDE = (torch.float32, torch.float64)
@@ -22,16 +24,18 @@ _WIDE = (torch.float32, torch.float64)
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of `x` [N, C, ...] per channel, in at least float32.
 
+    They are differentiable, backwards and forwards, and computed fastest for an `x` without a graph.
+
     Example:
         >>> batch_moments(torch.tensor([[1.0], [3.0]]))
         (tensor([2.]), tensor([1.]))
     """
-    if library.fit(x):
-        return native.moments(x)
     dtype, dims = accumulation_dtype(x.dtype), [0, *range(2, x.ndim)]
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or not x.is_cpu or _is_differentiated(x):
         var, mean = torch.var_mean(x.to(dtype), dims, correction=0)
         return mean, var
+    if library.fit(x):
+        return native.moments(x)
     if x.numel() >= _LARGE:  # on the CPU two plain passes are four times as fast as the native kernel, ten as var_mean
         mean = x.mean(dims, dtype=dtype)
         return mean, (x - mean.reshape(-1, *[1] * (x.ndim - 2))).square_().mean(dims)
@@ -39,6 +43,13 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     running = None if x.dtype == dtype else x.new_ones(x.shape[1], dtype=dtype)
     mean, var = torch.batch_norm_update_stats(x, running, running, 0.0)
     return mean, var
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Tell whether a derivative may be taken of what is made of `x`, by autograd or by a transform."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return True
+    return inside_functorch() or forward_ad.unpack_dual(x).tangent is not None
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -59,7 +70,10 @@ def all_finite(*values: Tensor) -> bool | Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    return native.all_finite(value) if library.fit(value) and value.is_contiguous() else math.isfinite(value.sum())
+    if library.fit(value) and value.is_contiguous():
+        return native.all_finite(value)
+    # The sum is quicker; that of large numbers may be infinite though none of them is.
+    return math.isfinite(value.sum()) or bool(value.isfinite().all())
 
 
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

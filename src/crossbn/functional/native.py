@@ -10,12 +10,12 @@
 
 import ctypes
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from crossbn.functional.library import NUMBER, POINTER, REAL, functions
+from crossbn.functional.library import functions, structures
 
 MOST_STEPS = 63
 """Remembered steps that can be pooled."""
@@ -81,50 +81,44 @@ def blend(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float, share:
     return Blended(*result)
 
 
-class Site(ctypes.Structure):
-    """`struct site`: an operator at one size of its input and output (see `site.py`)."""
-
-    _fields_ = (
-        *((name, NUMBER) for name in ("images", "channels", "space", "in_channels")),
-        ("sizes", NUMBER * 3),
-        ("groups", NUMBER),
-        ("taps", NUMBER * 3),
-        ("often", POINTER * 3),
-        *((name, NUMBER) for name in ("amount", "jump")),
-        *((name, POINTER) for name in ("tap", "inside")),
-    )
+NOT_FINITE, DONE, NOT_REMEMBERED, NOT_THE_OPERATOR = range(4)
+"""What a step came to, see `compiled/library.c`."""
 
 
-class Batch(ctypes.Structure):
-    """`struct batch`: a batch to be pooled with remembered steps and normalized with the result."""
-
-    _fields_ = (
-        ("x", POINTER),
-        *((name, NUMBER) for name in ("images", "channels", "space", "x_stride", "known")),
-        *((name, POINTER) for name in ("today_mean", "today_var", "mean", "var", "gamma", "beta")),
-        ("eps", REAL),
-        *((name, POINTER) for name in ("votes", "output")),
-        *((name, REAL) for name in ("bessel", "momentum")),
-        *((name, POINTER) for name in ("running_mean", "running_var", "tracked")),
-    )
+Structure = ctypes.Structure
 
 
-class Memory(ctypes.Structure):
-    """`struct memory`: what is remembered, and what a step leaves for its backward."""
-
-    _fields_ = (
-        *((name, NUMBER) for name in ("steps", "rows_a_step", "groups", "patch_size", "slot", "start")),
-        *((name, POINTER) for name in ("weight", "y")),
-        ("y_stride", NUMBER),
-        *((name, POINTER) for name in ("mean", "var", "count", "rows", "at", "centred", "var_grad", "var_at")),
-        *((name, POINTER) for name in ("pushed", "kept", "coefficient", "rest", "scratch", "samples")),
-    )
+def site(**fields: Any) -> ctypes.Structure:
+    """Return `struct site`: an operator at one size of its input and output (see `site.py`)."""
+    return structures["site", None](**fields)
 
 
-def step(dtype: torch.dtype, batch: Batch, memory: Memory, site: Site) -> bool:
-    """Do a norm's training step; return whether the batch is finite. If not, nothing has happened."""
+def batch(x: Tensor, **fields: Any) -> ctypes.Structure:
+    """Return `struct batch`: a batch to be pooled with remembered steps and normalized with the result."""
+    images, channels, space, stride = _extent(x)
+    shape = {"x": x.data_ptr(), "n": images, "c": channels, "s": space, "x_stride": stride}
+    made = structures["batch", x.dtype](**shape, **_addresses(fields))
+    made.holds = x, fields  # what the addresses are of
+    return made
+
+
+def memory(y: Tensor, **fields: Any) -> ctypes.Structure:
+    """Return `struct memory`: what is remembered of an operator whose input is `y`, and what a step leaves."""
+    made = structures["memory", y.dtype](y=y.data_ptr(), y_stride=y.stride(0), **_addresses(fields))
+    made.holds = y, fields
+    return made
+
+
+def _addresses(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with addresses in place of tensors, which the caller has checked (`library.fit`) or made."""
+    return {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in fields.items()}
+
+
+def step(dtype: torch.dtype, batch: ctypes.Structure, memory: ctypes.Structure, site: ctypes.Structure) -> int:
+    """Do a norm's training step; return what it came to."""
     references = ctypes.byref(batch), ctypes.byref(memory), ctypes.byref(site)
-    return bool(functions[dtype]["step"](*references, torch.get_num_threads()))
+    outcome: int = functions[dtype]["step"](*references, torch.get_num_threads())
+    return outcome
 
 
 def add_gradient_(

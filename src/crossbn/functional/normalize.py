@@ -23,6 +23,7 @@ from torch import Tensor
 from crossbn.functional import library, native
 from crossbn.functional.double_backward import Followed, differentiable_gradients
 from crossbn.functional.kernels import blend_gradient, channelwise, native_available, reduce_gradient
+from crossbn.torch_internals import is_wrapped
 
 
 class Link(Protocol):
@@ -50,7 +51,8 @@ class Context(NamedTuple):
     share: Tensor
     eps: float
     group: dist.ProcessGroup | None = None
-    count: Tensor | None = None
+    positions: Tensor | None = None
+    """Of today's batch, those of all processes of the group together; with `group` only."""
     output: Tensor | None = None
     links: tuple[Link, ...] = ()
     once: str | None = None
@@ -100,16 +102,19 @@ def normalize_step(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, context: Context
 ) -> Tensor:
     """Do what `normalize` does at a training step, where the output may be known and weights may be linked."""
-    # native kernels mix a low-precision input with float32 parameters and statistics, but not those two.
-    weight = torch.ones_like(mean) if weight is None else _as_type(weight, mean.dtype)
-    bias = None if bias is None else _as_type(bias, mean.dtype)
+    # native kernels mix a low-precision input with float32 parameters and statistics, but not those two. With a
+    # channels-last input they take every vector for a dense one.
+    mean, var = mean.contiguous(), var.contiguous()
+    weight = torch.ones_like(mean) if weight is None else _dense(weight, mean.dtype)
+    bias = None if bias is None else _dense(bias, mean.dtype)
     # `context` is a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
     y: Tensor = _Normalize.apply(x, mean, var, weight, bias, context)
     return y
 
 
-def _as_type(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values if values.dtype == dtype else values.to(dtype)  # `to` takes its time to do nothing
+def _dense(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # `to` takes its time to do nothing.
+    return values.contiguous() if values.dtype == dtype else values.to(dtype, memory_format=torch.contiguous_format)
 
 
 class _Normalize(torch.autograd.Function):
@@ -119,7 +124,7 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         kept = [link.take_tensors() for link in context.links]
         tensors = [tensor for of_link in kept for tensor in of_link]
-        ctx.save_for_backward(x, mean, var, weight, context.share, context.count, *tensors)
+        ctx.save_for_backward(x, mean, var, weight, context.share, context.positions, *tensors)
         ctx.links = list(zip(context.links, map(len, kept), strict=True))
         ctx.eps, ctx.group, ctx.once = context.eps, context.group, context.once
         if context.output is not None:
@@ -128,6 +133,8 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.compiler.is_compiling() and is_wrapped(grad):
+            raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
         x, mean, var, weight, share, count, *kept = ctx.saved_tensors
         linked, start = [], 0
         for link, amount in ctx.links:

@@ -60,23 +60,21 @@ def pool(
         (tensor([2.]), tensor([3.]))
     """
     valid = past_var >= 0
-    if present is None and invalid == "max" and len(past_mean):
+    if present is None and invalid == "max":
         weight, share = equal_votes(len(past_mean), mean.dtype, mean.device)
-        pooled_mean = torch.lerp(past_mean.mean(0), mean, share)
-        deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
-        spread = past_var.clamp_min(0).addcmul_(past_deviation, past_deviation).mean(0)
-        pooled_var = torch.lerp(spread, torch.addcmul(var, deviation, deviation), share)
-        return Pooled(pooled_mean, pooled_var, share, weight, valid, past_deviation)
-    weight = mean.new_ones(len(past_mean), 1) if present is None else present.unsqueeze(1)
-    if invalid == "drop":
-        weight = weight * valid
-    share = (1 + weight.sum(0)).reciprocal_()
-    weight = weight * share
-    pooled_mean = torch.addcmul((weight * past_mean).sum(0), share, mean)
-    deviation, past_deviation = mean - pooled_mean, past_mean - pooled_mean
-    spread = torch.addcmul(past_var.clamp_min(0), past_deviation, past_deviation)
-    pooled_var = torch.addcmul((weight * spread).sum(0), share, torch.addcmul(var, deviation, deviation))
-    return Pooled(pooled_mean, pooled_var, share, weight, valid, past_deviation)
+    else:
+        weight = mean.new_ones(len(past_mean), 1) if present is None else present.unsqueeze(1)
+        if invalid == "drop":
+            weight = weight * valid
+        share = (1 + weight.sum(0)).reciprocal_()
+        weight = weight * share
+    # Relative to today's mean: large means that are nearly the same are subtracted before anything is rounded.
+    past_difference = past_mean - mean
+    difference = (weight * past_difference).sum(0)
+    past_deviation = past_difference - difference
+    spread = past_var.clamp_min(0).addcmul_(past_deviation, past_deviation)
+    pooled_var = torch.addcmul((weight * spread).sum(0), share, torch.addcmul(var, difference, difference))
+    return Pooled(mean + difference, pooled_var, share, weight, valid, past_deviation)
 
 
 class Votes(NamedTuple):

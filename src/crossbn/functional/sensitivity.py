@@ -25,6 +25,7 @@ from torch import Tensor
 from crossbn.functional.geometry import Geometry, flatten_weight, pad_input, unflatten_weight
 from crossbn.functional.moments import accumulation_dtype
 from crossbn.functional.taps import average_by_tap, taps_at
+from crossbn.functional.taylor import spread
 
 _GOLDEN_RATIO = 0.5 + 1.25**0.5
 _ORDER_ENTRIES = 2**17
@@ -41,16 +42,25 @@ def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor
     return average_by_tap(y.to(dtype), geometry, output_sizes).reshape(geometry.groups, -1)
 
 
-def var_grad(x: Tensor, mean: Tensor, y: Tensor, flat_weight: Tensor, geometry: Geometry) -> Tensor:
+def var_grad(
+    x: Tensor, mean: Tensor, y: Tensor, flat_weight: Tensor, geometry: Geometry, mean_patch: Tensor | None = None
+) -> Tensor:
     """Return 2 E[(x - mean) patch] over all positions, [C, I]: one weight gradient, the paper's exact form.
 
-    Of `flat_weight` only the shape matters.
+    Args:
+        x: output.
+        mean: of the output; that of several processes together may differ from that of `x`.
+        y: input.
+        flat_weight: only its shape matters.
+        geometry: the operator.
+        mean_patch: [groups, I]: if given, it is taken off the patches. That changes nothing if E[x - mean] = 0; beside
+            a large mean the rounding of `mean` makes it something else, and the patches are large as well.
     """
     dtype = accumulation_dtype(x.dtype)
     channelwise = mean.reshape(-1, *[1] * (x.ndim - 2))
     centred = (x.to(dtype) - channelwise) * (2 * x.shape[1] / x.numel())
     if not geometry.kernel:
-        return centred.mT @ y.to(dtype)
+        return _taken_off(centred.mT @ y.to(dtype), centred, mean_patch)
     padded, padding = pad_input(y.to(dtype), geometry)
     _, grad, _ = torch.ops.aten.convolution_backward(
         centred,
@@ -65,7 +75,14 @@ def var_grad(x: Tensor, mean: Tensor, y: Tensor, flat_weight: Tensor, geometry: 
         geometry.groups,
         [False, True, False],
     )
-    return flatten_weight(grad, geometry)
+    return _taken_off(flatten_weight(grad, geometry), centred, mean_patch)
+
+
+def _taken_off(grad: Tensor, centred: Tensor, mean_patch: Tensor | None) -> Tensor:
+    if mean_patch is None:
+        return grad
+    rest = centred.sum([0, *range(2, centred.ndim)])
+    return grad - spread(rest.unsqueeze(0), mean_patch.unsqueeze(0))
 
 
 class Places(NamedTuple):

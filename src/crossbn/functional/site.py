@@ -26,7 +26,7 @@ class Site:
     """
 
     def __init__(self, geometry: Geometry, y: Tensor, x: Tensor, positions: int) -> None:
-        self.key = self.key_of(y, x)
+        self.key = self.key_of(geometry, y, x)
         images, channels, *output_sizes = x.shape
         padding = [1] * (3 - len(output_sizes))
         self.total = math.prod(output_sizes) * images
@@ -35,20 +35,36 @@ class Site:
         tables, taps, inside = _tables(geometry, y, x)
         self._holds = tables, taps, inside  # what the addresses are of
         patch = y.shape[1] * geometry.taps
-        # Numbers that compiled code needs room for: the mean patch, more for each thread, outputs and patches.
-        self.scratch, self.scratch_a_thread = patch, (kernel[0] * kernel[1] + 2) * sizes[2]
-        self.samples = self.amount * (2 * channels + patch)
-        self.structure = native.Site(
-            *(images, channels, math.prod(output_sizes), y.shape[1], (library.NUMBER * 3)(*sizes)),
-            *(geometry.groups, (library.NUMBER * 3)(*kernel)),
-            (library.POINTER * 3)(*(table.data_ptr() for table in tables)),
-            *(self.amount, jump_over(self.total), taps.data_ptr() or None, inside.data_ptr() or None),
+        self._mean_patch, self._mean_patch_a_thread = patch, (kernel[0] * kernel[1] + 2) * sizes[2]
+        self._samples, self._pair = self.amount * (2 * channels + patch), 2 * channels
+        self.structure = native.site(
+            n=images,
+            c=channels,
+            s=math.prod(output_sizes),
+            y_channels=y.shape[1],
+            size=(library.NUMBER * 3)(*sizes),
+            groups=geometry.groups,
+            k=(library.NUMBER * 3)(*kernel),
+            often=(library.POINTER * 3)(*(table.data_ptr() for table in tables)),
+            amount=self.amount,
+            jump=jump_over(self.total),
+            tap=taps.data_ptr() or None,
+            inside=inside.data_ptr() or None,
         )
 
     @staticmethod
-    def key_of(y: Tensor, x: Tensor) -> tuple[torch.Size, torch.Size, torch.dtype]:
-        """Return what a site depends on beside the operator."""
-        return y.shape, x.shape, x.dtype
+    def key_of(geometry: Geometry, y: Tensor, x: Tensor) -> tuple[object, ...]:
+        """Return what a site depends on."""
+        return geometry, y.shape, x.shape, x.dtype
+
+    def room(self, as_gradients: bool) -> int:
+        """Return how many numbers compiled code needs room for.
+
+        First the mean patch is made, with some more for each thread; then two vectors of the channels' size are compared
+        and, as gradients, outputs and patches lie before them.
+        """
+        mean_patch = self._mean_patch + self._mean_patch_a_thread * torch.get_num_threads()
+        return max(mean_patch, self._pair + (self._samples if as_gradients else 0))
 
     @staticmethod
     def has_room(geometry: Geometry, x: Tensor) -> bool:

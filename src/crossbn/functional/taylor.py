@@ -13,12 +13,17 @@ R remembered steps, C channels, I numbers per patch. The old weights never appea
 
 Patches and their means are rows [M, groups, I], the same for all channels of a group; `project` applies a weight to
 them and `spread` is its adjoint.
+
+A mean may be a million times what it changes by, and rounding that much larger than the change. Weights that have not
+changed must change nothing, so both products of a mean patch are summed in the same order: a matrix product has another
+one for another number of rows, `project_means` and `project_var` have not.
 """
 
 import torch
 from torch import Tensor
 
 _CACHED_NUMBERS = 131_072  # half a megabyte of float32 per remembered step
+_SMALL_WEIGHT = 2**15
 
 
 def project(rows: Tensor, flat_weight: Tensor) -> Tensor:
@@ -50,6 +55,26 @@ def project_var(var_grad: Tensor, flat_weight: Tensor) -> Tensor:
     rows = max(1, _CACHED_NUMBERS // flat_weight.shape[1])
     parts = zip(var_grad.split(rows, 1), flat_weight.split(rows), strict=True)
     return torch.cat([(grad * weight).sum(2) for grad, weight in parts], 1)
+
+
+def project_means(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
+    """Return <mean_grad, W_j> for each remembered step and channel: [R, groups, I] and [C, I] give [R, C]."""
+    steps, groups, size = mean_grad.shape
+    channels = len(flat_weight)
+    alike = mean_grad.unsqueeze(2).expand(steps, groups, channels // groups, size)
+    return project_var(alike.reshape(steps, channels, size), flat_weight)
+
+
+def project_steps(rows: Tensor, flat_weight: Tensor) -> Tensor:
+    """Return <row, W_j> for M rows of each step, the first its mean patch: [R, M, groups, I] and [C, I] give [R, M, C].
+
+    A large weight, for which it would cost more than all other rows, has no `project_means`: the matrix product of a
+    handful of rows is trusted to sum as that of more.
+    """
+    products = project(rows.flatten(0, 1), flat_weight).reshape(*rows.shape[:2], len(flat_weight))
+    if flat_weight.numel() <= _SMALL_WEIGHT:
+        products[:, 0] = project_means(rows[:, 0], flat_weight)
+    return products
 
 
 def compensate(

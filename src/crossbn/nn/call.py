@@ -118,7 +118,7 @@ class ConvolutionCall(NodeCall):
     def __init__(self, node: Any, shape: Shape) -> None:
         _, weight_edge, bias_edge = node.next_functions
         super().__init__(node, _leaf(weight_edge[0]), shape[2:])
-        has_bias = bool(node._saved_bias_sym_sizes_opt)
+        has_bias = any(node._saved_bias_sym_sizes_opt or ())  # (0,) or None without one
         self.bias = _leaf(bias_edge[0]) if has_bias else None
         self.is_whole = not has_bias or self.bias is not None
         if not has_hooks(node._raw_saved_input) and not has_hooks(node._raw_saved_weight):

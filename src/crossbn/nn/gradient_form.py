@@ -27,7 +27,7 @@ class Gradients(Form):
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
         """Return what the weights' change since has done to each remembered step."""
         rows = [rings[f"{i}.mean_grad"] for i in range(len(weights))]
-        shift = total(list(map(C.project, rows, weights))).sub_(rings["mean_at"])
+        shift = total(list(map(C.project_means, rows, weights))).sub_(rings["mean_at"])
         slope = total([C.project_var(rings[f"{i}.var_grad"], weight) for i, weight in enumerate(weights)])
         return Recollection(Drift(shift, slope.sub_(rings["var_at"]), None), [each.unsqueeze(1) for each in rows], None)
 
@@ -54,14 +54,16 @@ class Gradients(Form):
             mean_grad = C.mean_grad(call.y, call.geometry, call.output_sizes)
             if samples is None:
                 output = x if x.ndim == 2 else x.reshape(*x.shape[:2], *call.output_sizes)
-                var_grad = C.var_grad(output, today.mean, call.y, weight, call.geometry)
+                mean_patch = mean_grad if self.centres else None
+                var_grad = C.var_grad(output, today.mean, call.y, weight, call.geometry, mean_patch)
             else:
                 var_grad = C.spread(samples[1], self._patches(call, samples[0], mean_grad))
             if today.local is not None:
                 mean_grad, var_grad = mean_grad * today.local, var_grad * today.local
-            mean_grad, var_grad = history.rounded(mean_grad), history.rounded(var_grad)
+            # As they will be read again, to the order of summation.
+            mean_grad, var_grad = (history.rounded(each).contiguous() for each in (mean_grad, var_grad))
             row |= {f"{i}.mean_grad": mean_grad, f"{i}.var_grad": var_grad}
-            add_to(row, "mean_at", C.project(mean_grad.unsqueeze(0), weight)[0])
+            add_to(row, "mean_at", C.project_means(mean_grad.unsqueeze(0), weight)[0])
             add_to(row, "var_at", C.project_var(var_grad.unsqueeze(0), weight)[0])
         return dict(row)
 

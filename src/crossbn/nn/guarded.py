@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import all_finite, library, native
+from crossbn.functional import all_finite
 
 
 class GuardedBatchNorm(_BatchNorm):
@@ -21,8 +21,16 @@ class GuardedBatchNorm(_BatchNorm):
         if input.ndim < 2 if ranks is None else input.ndim not in ranks:
             expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
             raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {tuple(input.shape)}")
-        if input.shape[1] != self.num_features:
-            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(input.shape)}")
+        size = self.num_features
+        if input.shape[1] != size:
+            raise ValueError(f"{self.label}: expected {size} channels, got {tuple(input.shape)}")
+        # Not every kernel asks; those that do say it in these words.
+        vectors = self.weight, self.bias, self.running_mean, self.running_var
+        for name, vector in zip(("weight", "bias", "running_mean", "running_var"), vectors, strict=True):
+            if vector is not None and vector.shape != (size,):
+                raise RuntimeError(
+                    f"{self.label}: {name} should contain {size} elements, its shape is {tuple(vector.shape)}"
+                )
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
@@ -42,37 +50,28 @@ class GuardedBatchNorm(_BatchNorm):
     ) -> None:
         """Move the running statistics towards `mean` and, where of `several` positions, `bessel * var`, if `finite`."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None or finite is False:
-            return None
+            return
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1 if finite is True else finite)
-        momentum: float | Tensor | None = self.momentum
-        sure = finite is True and several is True and isinstance(bessel, float)
-        if sure and self.momentum is not None and library.fit(mean, var, self.running_mean, self.running_var):
-            unbiased = float(bessel)
-            return native.move_running(mean, var, unbiased, self.momentum, self.running_mean, self.running_var)
-        if momentum is None:  # a cumulative average
-            momentum = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
-        # A lone position has no variance: nothing is learnt from it.
-        targets = (self.running_mean, mean, finite), (self.running_var, var * bessel, finite & several)
-        for running, target, accept in targets:
-            if accept is True and running.dtype == target.dtype:
-                running.lerp_(target, momentum)
-            else:
-                moved = torch.lerp(running.to(target.dtype), target, momentum)
-                running.copy_(torch.where(torch.as_tensor(accept, device=moved.device), moved, running))
-        return None
+        running = self.running_mean, self.running_var, self.num_batches_tracked
+        # None is for a cumulative average.
+        momentum = 1 / (running[2] + 1).to(mean.dtype) if self.momentum is None else self.momentum
+        moved_mean = _moved(running[0], mean, momentum)
+        moved_var = _moved(running[1], var * bessel, momentum)
+        if several is not True:  # A lone position has no variance: nothing is learnt from it.
+            moved_var = torch.where(torch.as_tensor(several, device=moved_var.device), moved_var, running[1])
+        _take_over(running, moved_mean, moved_var, finite)
 
 
-def _take_over(running: tuple[Tensor, Tensor, Tensor], mean: Tensor, var: Tensor) -> None:
-    """Let running mean and variance be `mean` and `var`, and count a step, if they are finite."""
-    tracked = running[2]
-    if library.fit(mean, var, *running[:2]) and tracked.is_cpu and tracked.dtype is torch.int64:
-        return native.take_over(mean, var, running)
-    finite = all_finite(var)  # it is not if the mean is not
+def _moved(running: Tensor, target: Tensor, momentum: float | Tensor) -> Tensor:
+    """Return where the running statistics get, in their own type, which may be the narrower one."""
+    return torch.lerp(running.to(target.dtype), target, momentum).to(running.dtype)
+
+
+def _take_over(running: tuple[Tensor, Tensor, Tensor], mean: Tensor, var: Tensor, finite: bool | Tensor = True) -> None:
+    """Let running mean and variance be `mean` and `var`, and count a step, if they are finite and so is all else."""
+    finite = finite & all_finite(mean, var)
+    if finite is False:
+        return
     for before, after in zip(running, (mean, var), strict=False):
-        if finite is True:
-            before.copy_(after)
-        elif isinstance(finite, Tensor):
-            before.copy_(torch.where(finite, after, before))
-    tracked.add_(1 if finite is True else finite)
-    return None
+        before.copy_(torch.where(finite, after, before) if isinstance(finite, Tensor) else after)
+    running[2].add_(finite)

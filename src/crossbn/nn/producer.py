@@ -73,6 +73,8 @@ class Producer:
             if used is not self._latest.used:
                 self._latest.used, self.copies = used, True
         if self._is_to_be_held(output):
+            if not torch.compiler.is_compiling():
+                self.geometry = geometry_of(module)  # which may have been changed
             y: Tensor = args[0] if args else kwargs["input"]
             latest = self._latest
             weight = self.weight if latest.weight is None else latest.weight

@@ -38,8 +38,7 @@ class Samples(Form):
     def recollect(self, rings: Rings, weights: list[Tensor]) -> Recollection:
         """Return what the weights' change since has done to each remembered step."""
         rows, at = [rings[f"{i}.rows"] for i in range(len(weights))], rings["products"]
-        products = total([C.project(each.flatten(0, 1), weight) for each, weight in zip(rows, weights, strict=True)])
-        change = products.view_as(at).sub_(at)
+        change = total(list(map(C.project_steps, rows, weights))).sub_(at)
         shift, curvature = change[:, 0], None
         if self.order == 2:
             curvature = change[:, 1:].square().sum(1)
@@ -73,11 +72,11 @@ class Samples(Form):
             patches = self._patches(call, places, mean_grad)
             patches = history.rounded(patches if scale == 1 else patches * scale)
             mean_grad = history.rounded(mean_grad if seen.today.local is None else mean_grad * seen.today.local)
-            row[f"{i}.rows"] = Pieces(mean_grad, patches)
-            add_to(at, "mean", C.project(mean_grad.unsqueeze(0), weight)[0])
-            add_to(at, "samples", C.project(patches, weight))
+            rows = torch.cat([mean_grad.unsqueeze(0), patches])
+            row[f"{i}.rows"] = Pieces(rows[0], rows[1:])
+            add_to(at, "products", C.project_steps(rows.unsqueeze(0), weight)[0])
         if at:
-            row["products"] = Pieces(at["mean"], at["samples"])
+            row["products"] = Pieces(at["products"][0], at["products"][1:])
         return row
 
     def is_theirs(self, seen: Observation, row: Row, history: History) -> bool | Tensor:

@@ -81,7 +81,7 @@ class Source:
         self.deeper: Deeper | None = None
         self.readers = 0
         self.tables: Any = None
-        self._has_bias: bool | None = None
+        self.has_bias: bool | None = None
         self._blind = False
         for term in terms:
             if term.producer is not None:
@@ -160,11 +160,18 @@ class Source:
         return calls if any(call is not None for call in calls) else ()
 
     def _notice_replacement(self, term: Term) -> None:
-        """Forget if there is another Parameter in the weight's place: that is weight surgery."""
-        if term.producer is not None and term.producer.parameter is not term.leaf:
-            known, term.leaf = term.leaf, term.producer.parameter
+        """Forget if there is another Parameter in the weight's place, or the module has another stride: surgery."""
+        if (producer := term.producer) is None:
+            return
+        parameter, known = producer.parameter, term.leaf
+        # A tensor that is none is there for a call only (torch.func.functional_call).
+        if parameter is not known and isinstance(parameter, nn.Parameter | None):
+            term.leaf = parameter
             if known is not None:
                 self.forget()
+        if producer.geometry != term.geometry and term.is_shaped_like(producer.geometry):
+            term.geometry = producer.geometry
+            self.forget()
 
     def finish_step(self) -> None:
         """Let go of what hooks have seen."""
@@ -217,10 +224,10 @@ class Source:
             bias = term.bias() if call is None or call.bias is None else call.bias
             if bias is not None:
                 biases.append(bias.detach().to(dtype))
-        if not torch.compiler.is_compiling() and self._has_bias != bool(biases):
-            if self._has_bias is not None:  # means with and without it do not go together
+        if not torch.compiler.is_compiling() and self.has_bias != bool(biases):
+            if self.has_bias is not None:  # means with and without it do not go together
                 self.forget()
-            self._has_bias = bool(biases)
+            self.has_bias = bool(biases)
         return total(biases) if biases else None
 
     def knows_weights(self, calls: Calls) -> bool:

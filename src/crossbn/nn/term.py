@@ -39,9 +39,13 @@ class Term:
         if not call.is_seen:
             # A computed weight that the graph does not show may be that of a module whose weight is computed.
             return call.leaf is self.leaf and (call.leaf is not None or self.producer is not None)
-        mine, other = self.geometry, call.geometry
+        return self.is_shaped_like(call.geometry) and self.geometry.stride == call.geometry.stride
+
+    def is_shaped_like(self, other: Geometry) -> bool:
+        """Tell whether remembered steps have room for those of `other`."""
+        mine = self.geometry
         alike = (mine.out_channels, mine.groups, mine.patch_size) == (other.out_channels, other.groups, other.patch_size)
-        return alike and mine.transposed == other.transposed and mine.stride == other.stride
+        return alike and mine.transposed == other.transposed
 
     def weight(self) -> Tensor | None:
         """Return today's weight where no call tells it; None if it is not known."""

@@ -1,19 +1,25 @@
 /* Channel by channel: moments, normalization, its backward, running statistics. Included for each type of numbers. */
 
 /* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the output nothing is
- * normalized and no running statistics move; without gamma and beta they are 1 and 0. */
-struct NAME(batch) {
-    const REAL *x;
-    int64_t n, c, s, x_stride, known; /* whether today's moments are */
-    REAL *today_mean, *today_var, *mean, *var;
-    const REAL *gamma, *beta;
-    double eps;
-    const REAL *votes; /* of the remembered steps, today's being 1; null: all are 1 */
-    REAL *output;
-    double bessel, momentum; /* the pooled variance times `bessel` is unbiased */
-    REAL *running_mean, *running_var;
-    int64_t *tracked; /* steps that the running statistics have seen */
-};
+ * normalized and no running statistics move; without gamma and beta they are 1 and 0.
+ *
+ * known            whether today's moments are
+ * votes            of the remembered steps, today's being 1; null: all are 1
+ * bessel           times this the pooled variance is unbiased
+ * tracked          steps that the running statistics have seen */
+#ifndef BATCH
+#define BATCH(FIELD)                                                                                                   \
+    FIELD('p', const REAL *, x) FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s)                   \
+    FIELD('n', int64_t, x_stride) FIELD('n', int64_t, known) FIELD('p', REAL *, today_mean)                            \
+    FIELD('p', REAL *, today_var) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', const REAL *, gamma)     \
+    FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', const REAL *, votes) FIELD('p', REAL *, output)  \
+    FIELD('r', double, bessel) FIELD('r', double, momentum) FIELD('p', REAL *, running_mean)                           \
+    FIELD('p', REAL *, running_var) FIELD('p', int64_t *, tracked)
+#endif
+struct NAME(batch) { BATCH(DECLARE) };
+#define DESCRIBED NAME(batch)
+const struct field NAME(batch_fields)[] = {BATCH(DESCRIBE){0, 0, sizeof(struct NAME(batch))}};
+#undef DESCRIBED
 
 FAST static double NAME(sum)(IN x, int64_t s) {
     double total = 0;

@@ -16,11 +16,19 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #endif
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Raised whenever an argument changes: a library compiled from an older file is not used. */
-int crossbn_interface(void) { return 5; }
+/* The fields of a structure are listed once, here. Python reads names, kinds and offsets from the library and makes its
+ * own structure of them: n for a number, r for a real one, p for an array; an array of three has its letter in capitals. */
+struct field {
+    const char *name;
+    int64_t kind, offset;
+};
+#define DECLARE(kind, type, name) type name;
+#define DECLARE_THREE(kind, type, name) type name[3];
+#define DESCRIBE(kind, type, name) {#name, kind, (int64_t)offsetof(struct DESCRIBED, name)},
 
 /* Two versions of the loops, chosen when the library is loaded: for processors with AVX2, and for all. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -29,15 +37,31 @@ int crossbn_interface(void) { return 5; }
 #define FAST
 #endif
 
-/* An operator at one size of its input and output: what does not change from step to step. */
-struct site {
-    int64_t n, c, s;              /* of the output */
-    int64_t y_channels, size[3];  /* of the input */
-    int64_t groups, k[3];         /* of the operator: taps along each dimension */
-    const void *often[3];         /* how often each tap reads each index, per position: [size, k], the last [k, size] */
-    int64_t amount, jump;         /* positions to look at, m, and how far apart they are (see sensitivity.py) */
-    const int64_t *tap;           /* the inputs that each position reads; null: the one at its own place */
-    const uint8_t *inside;        /* which of them count; null: all */
+/* An operator at one size of its input and output: what does not change from step to step.
+ *
+ * n, c, s          images, channels and positions of the output
+ * y_channels, size of the input
+ * groups, k        of the operator: taps along each dimension
+ * often            how often each tap reads each index, per position: [size, k], the last [k, size]
+ * amount, jump     positions to look at, and how far apart they are (see sensitivity.py)
+ * tap              the inputs that each position reads; null: the one at its own place
+ * inside           which of them count; null: all */
+#define SITE(FIELD, THREE)                                                                                             \
+    FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s) FIELD('n', int64_t, y_channels)               \
+    THREE('N', int64_t, size) FIELD('n', int64_t, groups) THREE('N', int64_t, k) THREE('P', const void *, often)       \
+    FIELD('n', int64_t, amount) FIELD('n', int64_t, jump) FIELD('p', const int64_t *, tap)                             \
+    FIELD('p', const uint8_t *, inside)
+struct site { SITE(DECLARE, DECLARE_THREE) };
+#define DESCRIBED site
+const struct field site_fields[] = {SITE(DESCRIBE, DESCRIBE){0, 0, sizeof(struct site)}};
+#undef DESCRIBED
+
+/* What a step came to. Unless it is done, nothing that was written counts. */
+enum outcome {
+    NOT_FINITE,       /* today's or the pooled moments are not */
+    DONE,
+    NOT_REMEMBERED,   /* done, but the operator's input is not finite: there is no row */
+    NOT_THE_OPERATOR  /* x is not what the weights make of y */
 };
 
 #define BLOCK 1024    /* numbers added in their own type before the sum goes on in double */
@@ -51,6 +75,9 @@ struct site {
 #define SECTION 1024
 #define MOST_ROWS 256
 #define PANEL 16384
+
+/* How far, in parts of a standard deviation, x may be from what the weights make of y. */
+#define TOLERANCE 0.02
 
 /* Threads for work of that size, of those that there are. */
 static int worth(int threads, int64_t numbers) { return numbers < 32768 ? 1 : threads; }

@@ -27,21 +27,36 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
     batch->var[j] = total * share;
 }
 
-/* What is remembered, and what a step leaves for its backward. Rings have a dimension of slots before those that are
- * said here; the first r slots are filled. */
-struct NAME(memory) {
-    int64_t r, m, groups, i; /* m rows [groups, i] of each step: the mean patch and, as samples, others */
-    int64_t slot, start;     /* where to remember today's step, below 0: nowhere; which position to look at first */
-    const REAL *weight, *y;  /* of the operator, [c, i], and its input */
-    int64_t y_stride;
-    REAL *mean, *var, *count;   /* rings: [c], [c], [] */
-    REAL *rows, *at, *centred;  /* rings: [m, groups, i], <row, W> [m, c], as samples 2 (x - mean) / P [m, c] */
-    REAL *var_grad, *var_at;    /* rings, as gradients: [c, i] and <var_grad, W> [c] */
-    int64_t *pushed;            /* steps remembered */
-    REAL *kept, *coefficient;   /* out: the rows, and their coefficients in d var / dW [r, m, c] */
-    REAL *rest;                 /* out, as gradients: the rest of d var / dW [c, i] */
-    REAL *scratch, *samples;    /* room for `find_mean_patch` and, as gradients, for patches and outputs */
-};
+/* What is remembered, and what a step leaves for its backward and for later. Rings have a dimension of slots before
+ * those that are said here; the first r slots are filled.
+ *
+ * r, m, groups, i  steps; rows [groups, i] of each: the mean patch and, as samples, others
+ * start            which position to look at first
+ * weight, y        of the operator, [c, i], and its input
+ * mean, var        rings: [c]
+ * rows, at         rings: [m, groups, i] and <row, W> [m, c]
+ * centred          ring, as samples: 2 (x - mean) / P [m, c]
+ * var_grad, var_at rings, as gradients: [c, i] and <var_grad, W> [c]
+ * kept, coefficient  out: the rows, and their coefficients in d var / dW [r, m, c]
+ * own              out: d var / d past var [r, c]
+ * rest             out, as gradients: the rest of d var / dW [c, i]
+ * next_...         out: what is to be remembered of today, `next_m` rows; null: nothing
+ * scratch          room, see `Site.room` */
+#ifndef MEMORY
+#define MEMORY(FIELD)                                                                                                  \
+    FIELD('n', int64_t, r) FIELD('n', int64_t, m) FIELD('n', int64_t, groups) FIELD('n', int64_t, i)                   \
+    FIELD('n', int64_t, start) FIELD('p', const REAL *, weight) FIELD('p', const REAL *, y)                            \
+    FIELD('n', int64_t, y_stride) FIELD('p', const REAL *, mean) FIELD('p', const REAL *, var)                         \
+    FIELD('p', const REAL *, rows) FIELD('p', const REAL *, at) FIELD('p', const REAL *, centred)                      \
+    FIELD('p', const REAL *, var_grad) FIELD('p', const REAL *, var_at) FIELD('p', REAL *, kept)                       \
+    FIELD('p', REAL *, coefficient) FIELD('p', REAL *, own) FIELD('p', REAL *, rest) FIELD('p', REAL *, next_rows)     \
+    FIELD('p', REAL *, next_at) FIELD('p', REAL *, next_centred) FIELD('p', REAL *, next_var_grad)                     \
+    FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)
+#endif
+struct NAME(memory) { MEMORY(DECLARE) };
+#define DESCRIBED NAME(memory)
+const struct field NAME(memory_fields)[] = {MEMORY(DESCRIBE){0, 0, sizeof(struct NAME(memory))}};
+#undef DESCRIBED
 
 /* The channels from `start` on, `width` of them, from samples: the products of the rows with today's weights are in
  * `coefficient` and give way to it. */
@@ -67,7 +82,7 @@ FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, const st
         }
         NAME(pool)(batch, start + j, r, memory->mean, memory->var, shift, slopes[j], own, towards);
         for (int64_t t = 0; t < r; t++) {
-            owns[t][j] = own[t];
+            owns[t][j] = memory->own[t * c + start + j] = own[t];
             product[t * m * c + start + j] = towards[t];
         }
     }
@@ -76,6 +91,14 @@ FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, const st
             const int64_t place = (t * m + q) * c + start;
             for (int64_t j = 0; j < width; j++) product[place + j] = owns[t][j] * centred[place + j];
         }
+}
+
+/* <a, b>. Products that are subtracted from each other at a later step come from here: unchanged weights give 0. */
+FAST static REAL NAME(dot)(IN a, IN b, int64_t size) {
+    REAL total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t p = 0; p < size; p++) total += a[p] * b[p];
+    return total;
 }
 
 /* A channel from gradients: of the mean [r, groups, i] and of the variance [r, c, i]. */
@@ -88,77 +111,85 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const 
     REAL shift[MOST_STEPS], slope[MOST_STEPS], own[MOST_STEPS], toward[MOST_STEPS];
     for (int64_t t = 0; t < r; t++) {
         IN patch = mean_grad + (t * groups + j / (c / groups)) * i, grad = var_grad + (t * c + j) * i;
-        REAL moved = 0, sloped = 0;
-#pragma omp simd reduction(+ : moved, sloped)
-        for (int64_t p = 0; p < i; p++) {
-            moved += patch[p] * weight[j * i + p];
-            sloped += grad[p] * weight[j * i + p];
-        }
-        shift[t] = moved - mean_at[t * c + j];
-        slope[t] = sloped - var_at[t * c + j];
+        shift[t] = NAME(dot)(patch, weight + j * i, i) - mean_at[t * c + j];
+        slope[t] = NAME(dot)(grad, weight + j * i, i) - var_at[t * c + j];
     }
     NAME(pool)(batch, j, r, memory->mean, memory->var, shift, slope, own, toward);
-    for (int64_t p = 0; p < i; p++) jacobian[j * i + p] = own[0] * var_grad[j * i + p];
+    for (int64_t p = 0; p < i && r > 0; p++) jacobian[j * i + p] = own[0] * var_grad[j * i + p];
     for (int64_t t = 1; t < r; t++)
         for (int64_t p = 0; p < i; p++) jacobian[j * i + p] += own[t] * var_grad[(t * c + j) * i + p];
-    for (int64_t t = 0; t < r; t++) towards[t * c + j] = toward[t];
+    for (int64_t t = 0; t < r; t++) {
+        towards[t * c + j] = toward[t];
+        memory->own[t * c + j] = own[t];
+    }
 }
 
-/* Write what both forms have to its place. */
-static void NAME(remember)(const struct site *site, const struct NAME(batch) *batch,
-                           const struct NAME(memory) *memory) {
-    const int64_t c = site->c, row = memory->groups * memory->i, first = memory->slot * memory->m;
-    memcpy(memory->rows + first * row, memory->scratch, (size_t)row * sizeof(REAL));
-    memcpy(memory->at + first * c, batch->today_mean, (size_t)c * sizeof(REAL));
-    memcpy(memory->mean + memory->slot * c, batch->today_mean, (size_t)c * sizeof(REAL));
-    memcpy(memory->var + memory->slot * c, batch->today_var, (size_t)c * sizeof(REAL));
-    memory->count[memory->slot] = (REAL)(site->n * site->s);
-    *memory->pushed += 1;
+/* Whether two vectors are the same up to rounding: `scale` are squares of what counts as much, `mean` is what rounding is
+ * relative to beside that. */
+static int NAME(agree)(IN got, IN expected, IN scale, IN mean, int64_t c) {
+    const double rounding = 64 * (sizeof(REAL) == 4 ? 1.1920929e-07 : 2.220446e-16);
+    double difference = 0, allowed = 0;
+    for (int64_t j = 0; j < c; j++) {
+        const double off = (double)got[j] - expected[j], offset = rounding * mean[j];
+        difference += off * off;
+        allowed += TOLERANCE * TOLERANCE * scale[j] + offset * offset;
+    }
+    return difference <= allowed;
 }
 
-/* Remember a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
-static void NAME(remember_samples)(const struct site *site, const struct NAME(batch) *batch,
-                                   const struct NAME(memory) *memory, int threads) {
-    const int64_t c = site->c, row = memory->groups * memory->i, first = memory->slot * memory->m + 1;
-    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return;
-    OUT centred = memory->centred + first * c;
+/* Whether a sample is what the weights make of its patch; both less their mean. Uses `scratch`, [2 c]. */
+static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN patch, IN output,
+                          OUT scratch) {
+    OUT product = scratch, scale = scratch + batch->c;
+    NAME(project)(patch, 1, memory->groups, memory->i, memory->weight, batch->c, 0, batch->c, product);
+    for (int64_t j = 0; j < batch->c; j++) scale[j] = batch->today_var[j] + output[j] * output[j];
+    return NAME(agree)(product, output, scale, batch->today_mean, batch->c);
+}
+
+/* Keep a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
+static enum outcome NAME(keep_samples)(const struct site *site, const struct NAME(batch) *batch,
+                                       const struct NAME(memory) *memory, int threads) {
+    const int64_t c = site->c, row = memory->groups * memory->i;
+    OUT rows = memory->next_rows, at = memory->next_at, centred = memory->next_centred;
+    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
+    memcpy(rows, memory->scratch, (size_t)row * sizeof(REAL));
+    NAME(project)(rows, 1, memory->groups, memory->i, memory->weight, c, 0, c, at);
+    if (!NAME(agree)(at, batch->today_mean, batch->today_var, batch->today_mean, c)) return NOT_THE_OPERATOR;
+    memset(centred, 0, (size_t)c * sizeof(REAL));
     /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
     NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
-                 memory->scratch, memory->at + first * c, centred, memory->rows + first * row, threads);
-    /* so that old rows add nothing */
-    memset(centred + site->amount * c, 0, (size_t)((memory->m - 1 - site->amount) * c) * sizeof(REAL));
-    NAME(remember)(site, batch, memory);
+                 memory->scratch, at + c, centred + c, rows + row, threads);
+    return NAME(agree_at)(batch, memory, rows + row, at + c, memory->scratch) ? DONE : NOT_THE_OPERATOR;
 }
 
-FAST static void NAME(add_products)(IN a, IN b, int64_t size, OUT result) {
-    for (int64_t p = 0; p < size; p++) result[p] += a[p] * b[p];
-}
-
-/* Remember a step as gradients of the mean [groups, i] and of the variance [c, i], and their products with the weights
+/* Keep a step as gradients of the mean [groups, i] and of the variance [c, i], and their products with the weights
  * [c]. */
-static void NAME(remember_gradients)(const struct site *site, const struct NAME(batch) *batch,
-                                     const struct NAME(memory) *memory, int threads) {
-    const int64_t c = site->c, amount = site->amount, groups = memory->groups, i = memory->i;
-    OUT centred = memory->samples, scaled = centred + amount * c, patches = scaled + amount * c;
-    OUT var_at = memory->var_at + memory->slot * c, var_grad = memory->var_grad + memory->slot * c * i;
-    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return;
+static enum outcome NAME(keep_gradients)(const struct site *site, const struct NAME(batch) *batch,
+                                         const struct NAME(memory) *memory, int threads) {
+    const int64_t c = site->c, amount = site->amount, groups = memory->groups, i = memory->i, row = groups * i;
+    OUT mean_grad = memory->next_rows, mean_at = memory->next_at, var_grad = memory->next_var_grad;
+    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
+    memcpy(mean_grad, memory->scratch, (size_t)row * sizeof(REAL));
+    OUT centred = memory->scratch, scaled = centred + amount * c, patches = scaled + amount * c;
+    for (int64_t j = 0; j < c; j++)
+        mean_at[j] = NAME(dot)(mean_grad + j / (c / groups) * i, memory->weight + j * i, i);
+    if (!NAME(agree)(mean_at, batch->today_mean, batch->today_var, batch->today_mean, c)) return NOT_THE_OPERATOR;
     NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
-                 memory->scratch, centred, scaled, patches, threads);
-    memset(var_at, 0, (size_t)c * sizeof(REAL));
-    for (int64_t p = 0; p < amount; p++) NAME(add_products)(centred + p * c, scaled + p * c, c, var_at);
+                 mean_grad, centred, scaled, patches, threads);
+    if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
     memset(var_grad, 0, (size_t)(c * i) * sizeof(REAL));
     NAME(spread_all)(patches, amount, groups, i, scaled, c, var_grad, worth(threads, amount * c * i));
-    NAME(remember)(site, batch, memory);
+    for (int64_t j = 0; j < c; j++) memory->next_var_at[j] = NAME(dot)(var_grad + j * i, memory->weight + j * i, i);
+    return DONE;
 }
 
 /* A training step of a norm: find today's moments, pool them with the remembered ones at today's weights, normalize,
- * move the running statistics, and remember the step, as samples or as gradients. Returns 0 if today's moments are not
- * finite: then nothing that was written counts, and what is remembered has not been touched. A step whose input is not
- * finite is not remembered. */
+ * make what is to be remembered, as samples or as gradients, and move the running statistics. */
 int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct site *site,
                int threads) {
     const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
     const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
+    enum outcome outcome = DONE;
     memcpy(memory->kept, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
@@ -174,13 +205,14 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
             }
         }
     }
-    if (!NAME(is_finite)(batch->today_var, c)) return 0;
-    if (batch->running_mean != 0) {
+    if (!NAME(is_finite)(batch->today_var, c) || !NAME(is_finite)(batch->var, c)) return NOT_FINITE;
+    if (memory->next_rows != 0)
+        outcome = sampled ? NAME(keep_samples)(site, batch, memory, threads)
+                          : NAME(keep_gradients)(site, batch, memory, threads);
+    if (batch->running_mean != 0 && outcome != NOT_THE_OPERATOR) {
         NAME(move_running)(c, batch->mean, batch->var, batch->bessel, batch->momentum, batch->running_mean,
                            batch->running_var);
         *batch->tracked += 1;
     }
-    if (memory->slot >= 0 && sampled) NAME(remember_samples)(site, batch, memory, threads);
-    if (memory->slot >= 0 && !sampled) NAME(remember_gradients)(site, batch, memory, threads);
-    return 1;
+    return outcome;
 }
