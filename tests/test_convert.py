@@ -45,7 +45,7 @@ def norm_of(model: nn.Module, name: str = "1") -> cnn.CrossIterBatchNorm:
 
 
 def test_report() -> None:
-    report = crossbn.convert_(network(), window=3, filter_fn=lambda _, name: name != "4")
+    report = crossbn.convert_(network(), window=3, filter_fn=lambda _, name: name != "4", unpaired="pool")
     assert [(record.name, record.producers) for record in report.compensated] == [("1", ("0",))]
     assert [(record.name, record.producers) for record in report.pooled] == [("6", ())]
     assert [(record.name, record.reason) for record in report.left] == [("4", "filter_fn says so")]
@@ -475,7 +475,7 @@ class Dense(nn.Module):
 def test_shared_sources_equal_a_reference_per_slice(order: int) -> None:
     model = Dense().double()
     twin = copy.deepcopy(model)
-    report = crossbn.convert_(model, window=3, positions=None, order=order)
+    report = crossbn.convert_(model, window=3, positions=None, order=order, unpaired="pool")
     assert [len(record.producers) for record in report.compensated] == [1, 2, 3]
     convs = [twin.conv0, twin.conv1, twin.conv2]
     references = {

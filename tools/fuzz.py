@@ -43,7 +43,7 @@ WIRINGS = ["plain", "plain", "plain", "activated", "normed first", "shared", "su
 WIRINGS += ["dense", "growing", "skipping"]
 SIZES = [(1, 1), (3, 30), (3, 9), (2, 5)]  # smallest and largest, by number of dimensions
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-WIDE = [(150, 220), (80, 140), (50, 80), (30, 45)]  # channels, so that some weights are large enough to keep samples
+WIDE = [(185, 220), (105, 140), (60, 80), (35, 45)]  # channels of large weights
 LARGEST_MAP = 50_000  # numbers in a batch of two
 LONE_POSITION = "more than 1 value per channel"  # torch refuses such a batch, and so does a norm that burns in
 VARIANTS = 6
@@ -76,14 +76,15 @@ def draw_operator(draw: random.Random, dims: int, inputs: int, outputs: int, kee
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw.randint(low, high) for _ in range(dims))
 
-    common = math.gcd(inputs, outputs) if draw.random() < 0.7 else 1
+    wide = min(inputs, outputs) > 30 and draw.random() < 0.6  # a large weight, of which samples are kept
+    common = 1 if wide else math.gcd(inputs, outputs)
     groups = draw.choice([1, 1, common, draw.choice([d for d in range(1, common + 1) if common % d == 0])])
     options: dict[str, Any] = {"groups": groups, "bias": bias, "dilation": 1 if draw.random() < 0.7 else each(1, 2)}
     mode = draw.choice(["zeros", "zeros", "zeros", "circular", "replicate", "zeros" if keeps else "reflect"])
     if keeps:
-        kernel = tuple(2 * size - 1 for size in each(1, 2))
+        kernel = tuple(2 * size - 1 for size in each(1 + wide, 2))
         return CONVOLUTIONS[dims - 1](inputs, outputs, kernel, padding="same", padding_mode=mode, **options)
-    kernel = draw.choice([(1,) * dims, each(1, 3), each(3, 3), each(3, 3)])
+    kernel = each(3, 3) if wide else draw.choice([(1,) * dims, each(1, 3), each(3, 3)])
     options["stride"] = stride = draw.choice([(1,) * dims, (2,) * dims, each(1, 3)])
     if draw.random() < 0.2:
         extra = tuple(draw.randint(0, step - 1) for step in stride)
@@ -152,9 +153,10 @@ class Block(nn.Module):
 
 def draw_network(draw: random.Random, dims: int) -> tuple[nn.Sequential, int]:
     """Return a network that can take the smallest map, and its number of input channels."""
+    wide = draw.random() < 0.25
     while True:
-        width = draw.randint(1, 9) if draw.random() < 0.75 else draw.randint(*WIDE[dims])
-        inputs = channels = draw.choice([width, width, draw.randint(1, 6)])
+        width = draw.randint(*WIDE[dims]) if wide else draw.randint(1, 9)
+        inputs = channels = width if wide else draw.randint(1, 6)
         network = nn.Sequential()
         for _ in range(draw.randint(1, 4)):
             network.append(Block(draw, dims, channels, width))

@@ -1,11 +1,33 @@
-"""Saving, restoring and forgetting what the cross-iteration norms of a model remember."""
+"""Saving, restoring and forgetting what the cross-iteration norms of a model remember.
 
-from collections.abc import Mapping
+A state has plain tensors, by names of three parts: the norm, the place of a source in it, and what it is.
 
+| name | what |
+|---|---|
+| norm/burnt | progress of burn-in |
+| norm/0/mean, norm/0/pushed, ... | what the first source of the norm remembers |
+| norm/0/layout | what it is of, see `nn.layout`; files of before have none |
+| norm/stream#1#0/0/mean | the same at another call site: of which stream, the how manieth call, and which choice there |
+| norm/0/of | the source is that of another norm: its name, as bytes |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
-from crossbn.nn.history import History
+from crossbn.nn import CrossIterBatchNorm
+from crossbn.nn.feed import make_feed
+from crossbn.nn.layout import layout_of, mismatch, source_of
+from crossbn.nn.scope import CallSite
+from crossbn.nn.source import Source
+
+_MOST_STEPS = 2**53
+_Parts = dict[str, dict[str, Tensor]]
 
 
 def history_state(model: nn.Module) -> dict[str, Tensor]:
@@ -18,9 +40,16 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
         >>> sorted(history_state(model))[:3]
         ['1/0/0.mean_grad', '1/0/0.var_grad', '1/0/count']
     """
-    state = {f"{name}/burnt": norm.burnt.clone() for name, norm in cross_iteration_norms(model).items()}
-    for owner, history in _histories(model).items():
-        state |= {f"{owner}/{name}": tensor.clone() for name, tensor in history.state()}
+    norms = cross_iteration_norms(model)
+    state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
+    owners: dict[int, str] = {}
+    for place, source in _places(norms):
+        owner = owners.setdefault(id(source), str(place))
+        if owner != str(place):
+            state[f"{place}/of"] = torch.tensor(list(owner.encode()), dtype=torch.uint8)
+            continue
+        state[f"{place}/layout"] = layout_of(source)
+        state |= {f"{place}/{name}": tensor.clone() for name, tensor in source.history.state()}
     return state
 
 
@@ -32,26 +61,122 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: naming the layer whose history does not fit; then nothing is changed.
     """
-    histories, norms = _histories(model), cross_iteration_norms(model)
-    parts: dict[str, dict[str, Tensor]] = {owner: {} for owner in (*histories, *norms)}
+    norms = cross_iteration_norms(model)
+    parts: _Parts = {}
     for key, tensor in state.items():
         owner, _, name = key.rpartition("/")
-        if owner not in parts:
-            raise ValueError(f"the history state has {key!r}, for which the model has no layer")
-        parts[owner][name] = tensor
-    for name in norms:
-        if parts[name].keys() != {"burnt"}:
-            raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(parts[name])}")
-    for owner, history in histories.items():
-        if problem := history.mismatch(parts[owner]):
+        parts.setdefault(owner, {})[name] = tensor
+    _check_burn_in(norms, parts)
+    present = {str(place): source for place, source in _places(norms)}
+    made = _make_missing(norms, parts, present)
+    saved = {owner: part for owner, part in parts.items() if owner not in norms and "of" not in part}
+    for owner, part in saved.items():
+        source, layout = made.get(owner) or present[owner], part.pop("layout", None)
+        problem = source.history.mismatch(part) or (None if layout is None else mismatch(source, layout))
+        if problem is not None:
             raise ValueError(f"{owner}: {problem}")
-    for owner, history in histories.items():
-        history.load_(parts[owner])
-    for norm in norms.values():
-        for source in norm.sources:
-            for term in source.terms:
-                if term.producer is not None:
-                    term.leaf = None  # FSDP makes another Parameter at the first forward
+    forgotten = []
+    for owner, source in present.items():
+        if owner not in parts and _is_first(owner, source, present):
+            if any(term.producer is not None for term in source.terms):
+                raise ValueError(f"{owner}: {source.history.mismatch({})}")
+            forgotten.append(source)
+    for source in forgotten:
+        source.forget()
+    _take_over(norms, parts, saved, {**present, **made}, made)
+
+
+class _Place(NamedTuple):
+    """Where in a model a source is."""
+
+    norm: str
+    site: CallSite
+    choice: int
+    number: int
+
+    def __str__(self) -> str:
+        if self.site == CallSite() and self.choice == 0:
+            return f"{self.norm}/{self.number}"
+        return f"{self.norm}/{self.site.stream}#{self.site.number}#{self.choice}/{self.number}"
+
+    @classmethod
+    def of(cls, owner: str) -> _Place | None:
+        """Return the place of that name, if it is one."""
+        norm, *middle, number = owner.split("/") if "/" in owner else (owner, "")
+        if len(middle) > 1 or not number.isdecimal():
+            return None
+        if not middle:
+            return cls(norm, CallSite(), 0, int(number))
+        stream, *rest = middle[0].split("#")
+        if len(rest) != 2 or not all(each.isdecimal() for each in rest):
+            return None
+        return cls(norm, CallSite(stream, int(rest[0])), int(rest[1]), int(number))
+
+
+def _places(norms: Mapping[str, CrossIterBatchNorm]) -> Iterator[tuple[_Place, Source]]:
+    """Yield every source of every norm, shared ones several times."""
+    for name, norm in norms.items():
+        for site, choice, feed in norm.feeds.choices():
+            for number, segment in enumerate(feed):
+                yield _Place(name, site, choice, number), segment.source
+
+
+def _is_first(owner: str, source: Source, present: Mapping[str, Source]) -> bool:
+    return next(name for name, other in present.items() if other is source) == owner
+
+
+def _check_burn_in(norms: Mapping[str, CrossIterBatchNorm], parts: _Parts) -> None:
+    for name in norms:
+        part = parts.get(name, {})
+        if part.keys() != {"burnt"}:
+            raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
+        burnt = part["burnt"]
+        if burnt.dtype is not torch.int64 or burnt.ndim or not 0 <= int(burnt) <= _MOST_STEPS:
+            raise ValueError(f"{name}: burnt must be an int64 from 0 on, got {burnt}")
+
+
+def _make_missing(
+    norms: Mapping[str, CrossIterBatchNorm], parts: _Parts, present: Mapping[str, Source]
+) -> dict[str, Source]:
+    """Make the sources that the state has and the model, which has not run yet, has not."""
+    made: dict[str, Source] = {}
+    for owner, part in parts.items():
+        if owner in norms or owner in present:
+            continue
+        place = _Place.of(owner)
+        if place is None or place.norm not in norms or not ("of" in part or "layout" in part):
+            key = f"{owner}/{next(iter(part))}"
+            raise ValueError(f"the history state has {key!r}, for which the model has no layer")
+        norm = norms[place.norm]
+        if "layout" in part:
+            made[owner] = source_of(part["layout"], norm.settings, norm.like, norm.label)
+    for owner, part in parts.items():
+        if "of" in part and owner not in present:
+            other = bytes(part["of"].tolist()).decode(errors="replace")
+            if other not in made and other not in present:
+                raise ValueError(f"{owner}: the history state says it is that of {other!r}, which is not there")
+            made[owner] = made.get(other) or present[other]
+    return made
+
+
+def _take_over(
+    norms: Mapping[str, CrossIterBatchNorm],
+    parts: _Parts,
+    saved: _Parts,
+    sources: Mapping[str, Source],
+    made: Mapping[str, Source],
+) -> None:
+    feeds: dict[tuple[str, CallSite, int], dict[int, Source]] = {}
+    for owner, source in made.items():
+        place = _Place.of(owner)
+        assert place is not None
+        feeds.setdefault((place.norm, place.site, place.choice), {})[place.number] = source
+    for (norm, site, _), by_number in sorted(feeds.items()):
+        norms[norm].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))
+    for owner, part in saved.items():
+        sources[owner].history.load_(part)
+        for term in sources[owner].terms:
+            term.leaf = None  # it is the weight of the next forward, whatever object that is
     for name, norm in norms.items():
         norm.burnt.copy_(parts[name]["burnt"])
 
@@ -60,12 +185,3 @@ def reset_history_(model: nn.Module) -> None:
     """Forget the remembered steps and the progress of burn-in of every cross-iteration norm of `model`."""
     for norm in cross_iteration_norms(model).values():
         norm.reset_history_()
-
-
-def _histories(model: nn.Module) -> dict[str, History]:
-    """Return every history once, by the first norm that it belongs to and its place there."""
-    found: dict[int, tuple[str, History]] = {}
-    for name, norm in cross_iteration_norms(model).items():
-        for i, source in enumerate(norm.sources):
-            found.setdefault(id(source), (f"{name}/{i}", source.history))
-    return dict(found.values())

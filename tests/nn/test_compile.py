@@ -83,7 +83,7 @@ def test_shared_and_pooled_sources_need_one_graph() -> None:
     counters.clear()
     torch.manual_seed(0)
     model = Dense().double()
-    report = crossbn.convert_(model, window=3)
+    report = crossbn.convert_(model, window=3, unpaired="pool")
     assert [record.reason for record in report.compensated] == ["pooled only: 3 channels input of the model"] * 2
     _, graphs = train(model, torch.compile(model, fullgraph=True, backend="eager"), steps=4)
     assert graphs == [1] * 4

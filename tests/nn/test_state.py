@@ -170,7 +170,8 @@ def test_meta(name: str) -> None:
     model = converted(name)
     train(model, range(2))
     model.to("meta")
-    history = {key: tensor for key, tensor in crossbn.history_state(model).items() if "burnt" not in key}
+    numbers = ("burnt", "layout", "of")  # they say what is remembered, and are read by Python
+    history = {key: tensor for key, tensor in crossbn.history_state(model).items() if not key.endswith(numbers)}
     assert {tensor.device.type for tensor in history.values()} == {"meta"}
     assert model(torch.empty(2, 3, 8, 8, device="meta")).shape == (2, 3)
 
@@ -292,8 +293,10 @@ def test_history_state_is_a_copy() -> None:
 
 
 def test_shared_history_is_saved_once() -> None:
-    owners = {key.rpartition("/")[0] for key in crossbn.history_state(converted("dense"))}
+    state = crossbn.history_state(converted("dense"))
+    owners = {key.rpartition("/")[0] for key in state if not key.endswith("/of")}
     assert owners == {"norm1", "norm1/0", "norm2", "norm2/1"}
+    assert bytes(state["norm2/0/of"].tolist()) == b"norm1/0"
 
 
 def without(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:

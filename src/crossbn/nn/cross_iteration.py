@@ -169,7 +169,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     @property
     def all_sources(self) -> list[Source]:
         """The same at all calls."""
-        return [segment.source for _, _, segment in self.feeds.segments()]
+        return self.feeds.sources()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` [N, C, ...]."""

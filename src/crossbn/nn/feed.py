@@ -83,21 +83,19 @@ class Feeds:
 
     def release(self) -> None:
         """Let go of all sources."""
-        for _, _, segment in self.segments():
-            segment.source.release()
+        for source in self.sources():
+            source.release()
         self._by_site.clear()
 
-    def segments(self) -> Iterator[tuple[CallSite, int, Segment]]:
-        """Yield all segments with their site and the number of the choice there."""
+    def choices(self) -> Iterator[tuple[CallSite, int, Feed]]:
+        """Yield all feeds with their site and the number of the choice there."""
         for site, choices in list(self._by_site.items()):
             for number, feed in enumerate(choices):
-                for segment in feed:
-                    yield site, number, segment
+                yield site, number, feed
 
-    def feed_of(self, site: CallSite, number: int) -> Feed | None:
-        """Return a choice at a site, if there is one."""
-        choices = self._by_site.get(site, [])
-        return choices[number] if number < len(choices) else None
+    def sources(self) -> list[Source]:
+        """Return all sources."""
+        return [segment.source for _, _, feed in self.choices() for segment in feed]
 
     def add(self, site: CallSite, feed: Feed) -> None:
         """Remember another choice for a site."""

@@ -59,7 +59,10 @@ def observe(
     if norm is not None and (positions == 1 or not _is_plain(norm)):  # a lone position is centred first, elsewhere
         return None
     call = calls[0]
-    if call is None or not call.is_seen or not _is_usual(source, form, call):
+    if call is None or not call.is_seen or x.dtype not in library.functions:
+        return None
+    source.history.move_(x)
+    if not _is_usual(source, form, call):
         return None
     seen = _look(source, form, x, call, norm)
     if seen is None:

@@ -146,6 +146,7 @@ class Source:
                 _complete(found, term)
                 if not term.fits(found):
                     return None
+                term.leaf = term.leaf if term.leaf is not None or term.producer is not None else found.leaf
             aligned.append(found)
         missing = aligned.count(None)
         return None if left or missing == len(aligned) or (missing and len(aligned) == 1) else aligned
