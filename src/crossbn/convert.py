@@ -63,9 +63,9 @@ def convert_(
     Parameters, buffers and `state_dict` keys stay what and where they are, so an optimizer made before goes on
     training them. Converting again changes the settings and nothing else.
 
-    A norm that no linear operator feeds stays BatchNorm: pooling without compensation is worse than that. Operators that
-    cannot be named without running the model are read from the graph at the first training forward, and the report is
-    completed.
+    A norm that no linear operator feeds stays BatchNorm: pooling without compensation is worse than that. Operators
+    that cannot be named without running the model are read from the graph at the first training forward, and the
+    report is completed.
 
     Args:
         model: any model.

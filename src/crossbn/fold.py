@@ -4,12 +4,13 @@ import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from crossbn.convert import revert_
-from crossbn.functional import flatten_weight, geometry_of, unflatten_weight
+from crossbn.convert import cross_iteration_norms, revert_
+from crossbn.functional import LINEAR_OPERATORS, is_linear_operator
 from crossbn.pairing import find_pairs
 
 
@@ -18,7 +19,8 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
     """Return a copy of `model` for inference, each norm folded into its producer.
 
     A norm that cannot be folded, because its producer feeds something else as well, or tracing finds none, becomes
-    the plain norm again. Outputs equal those of the model in evaluation mode up to rounding.
+    the plain norm again. Outputs equal those of the model in evaluation mode up to rounding. Operators with a forward
+    of their own are folded into if a training forward has shown that they are linear.
 
     Args:
         model: converted or not.
@@ -29,20 +31,49 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
         >>> fold(model)[1]
         Identity()
     """
+    seen = _operators_seen(model)
     folded = copy.deepcopy(model)
     revert_(folded)
     folded.eval().requires_grad_(False)
-    for name, pairing in find_pairs(folded, example_inputs).items():
+    operators = [folded.get_submodule(name) for name in seen]
+    for name, pairing in find_pairs(folded, example_inputs, operators).items():
         norm = folded.get_submodule(name)
         assert isinstance(norm, _BatchNorm)
         if pairing.exclusive and norm.running_mean is not None:
-            _fold_into_(folded.get_submodule(pairing.segments[0].producers[0]), norm)
-            _replace_(folded, norm, _what_follows(norm))
+            operator = folded.get_submodule(pairing.segments[0].producers[0])
+            if is_linear_operator(operator) or _stays_itself(operator, norm):
+                _fold_into_(operator, norm)
+                _replace_(folded, norm, _what_follows(norm))
     return folded
 
 
+def _operators_seen(model: nn.Module) -> list[str]:
+    """Return the modules with a forward of their own whose call, as the graph has shown, is what a norm reads."""
+    owners = {
+        id(module._parameters.get("weight")): name
+        for name, module in model.named_modules()
+        if isinstance(module, LINEAR_OPERATORS) and not is_linear_operator(module)
+    }
+    sources = [source for norm in cross_iteration_norms(model).values() for source in norm.sources]
+    leaves = [source.terms[0].leaf for source in sources if source.direct and len(source.terms) == 1]
+    return [owners[id(leaf)] for leaf in leaves if leaf is not None and id(leaf) in owners]
+
+
+def _stays_itself(operator: nn.Module, norm: _BatchNorm) -> bool:
+    """Try on a random input whether the operator, folded into, does what operator and norm do."""
+    weight: Tensor = operator.weight  # type: ignore[assignment]  # Module attributes are untyped
+    trial = copy.deepcopy(operator)
+    spatial = [] if isinstance(operator, nn.Linear) else [2 * size + 3 for size in weight.shape[2:]]
+    channels = operator.in_features if isinstance(operator, nn.Linear) else operator.in_channels
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(2, int(channels), *spatial, generator=generator).to(weight)  # type: ignore[arg-type]  # untyped
+    running = norm.running_mean, norm.running_var
+    expected = F.batch_norm(operator(y), *running, norm.weight, norm.bias, eps=norm.eps)
+    _fold_into_(trial, norm)
+    return torch.allclose(trial(y), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
 def _fold_into_(operator: nn.Module, norm: _BatchNorm) -> None:
-    geometry = geometry_of(operator)
     weight: Tensor = operator.weight  # type: ignore[assignment]  # Module attributes are untyped
     old_bias = operator.bias
     if parametrize.is_parametrized(operator):
@@ -58,9 +89,18 @@ def _fold_into_(operator: nn.Module, norm: _BatchNorm) -> None:
     if isinstance(old_bias, Tensor):
         bias = bias + old_bias
     shift = bias * scale if norm.bias is None else bias * scale + norm.bias
-    scaled = unflatten_weight(flatten_weight(weight, geometry) * scale.unsqueeze(1), geometry)
+    scaled = weight * _along_outputs(scale, operator, weight)
     operator.weight = nn.Parameter(scaled.to(weight.dtype).contiguous(), requires_grad=False)
     operator.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
+
+
+def _along_outputs(scale: Tensor, operator: nn.Module, weight: Tensor) -> Tensor:
+    """Shape per-channel values to multiply a weight [C, ...], or [C_in, C/groups, ...] of a transposed convolution."""
+    ones = [1] * (weight.ndim - 2)
+    if not getattr(operator, "transposed", False):
+        return scale.reshape(-1, 1, *ones)
+    groups = int(operator.groups)  # type: ignore[arg-type]  # Module attributes are untyped
+    return scale.reshape(groups, 1, -1).expand(-1, len(weight) // groups, -1).reshape(len(weight), -1, *ones)
 
 
 def _what_follows(norm: _BatchNorm) -> nn.Module:

@@ -7,7 +7,7 @@ A state has plain tensors, by names of three parts: the norm, the place of a sou
 | norm/burnt | progress of burn-in |
 | norm/0/mean, norm/0/pushed, ... | what the first source of the norm remembers |
 | norm/0/layout | what it is of, see `nn.layout`; files of before have none |
-| norm/stream#1#0/0/mean | the same at another call site: of which stream, the how manieth call, and which choice there |
+| norm/stream#1#0/0/mean | the same at another call site: its stream, the number of the call, and of the choice |
 | norm/0/of | the source is that of another norm: its name, as bytes |
 """
 
@@ -171,8 +171,8 @@ def _take_over(
         place = _Place.of(owner)
         assert place is not None
         feeds.setdefault((place.norm, place.site, place.choice), {})[place.number] = source
-    for (norm, site, _), by_number in sorted(feeds.items()):
-        norms[norm].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))
+    for (name, site, _), by_number in sorted(feeds.items()):
+        norms[name].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))
     for owner, part in saved.items():
         sources[owner].history.load_(part)
         for term in sources[owner].terms:

@@ -69,7 +69,7 @@ class FidelityProbe:
         self._norms = list(cross_iteration_norms(model).values())
         for run in self._runs:
             if run.operator is None:
-                feeder = "a sum" if run.source.producers else "no operator"
+                feeder = "a sum, or by an operator without a module" if run.source.terms else "no operator"
                 self.left_out[f"{run.layer}, {SAME_LAYER}"] = f"it is fed by {feeder}"
         self._kept: list[_Kept] = []
         self._entry: Any = None

@@ -23,13 +23,13 @@ class Run(NamedTuple):
     @property
     def operator(self) -> nn.Module | None:
         """The one operator whose output the channels are, if that is known."""
-        return self.source.producers[0].module if self.source.direct else None
+        return self.source.producers[0].module if self.source.direct and self.source.producers else None
 
     def own_bias(self) -> Tensor | float:
         """Return the part of the mean that is not remembered: the operators' biases, where they are compensated."""
         if self.source.form is None:
             return 0.0
-        biases = [producer.bias for producer in self.source.producers if producer.bias is not None]
+        biases = [bias for term in self.source.terms if (bias := term.bias()) is not None]
         return torch.stack(biases).sum(0).to(self.source.history["mean"].dtype) if biases else 0.0
 
 

@@ -1,6 +1,7 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
 from crossbn.functional import library, native
+from crossbn.functional.double_backward import Followed, Operand
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,
@@ -9,9 +10,8 @@ from crossbn.functional.geometry import (
     is_linear_operator,
     unflatten_weight,
 )
-from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
-from crossbn.functional.double_backward import Followed, Operand
 from crossbn.functional.jacobian import Jacobian, follow_weight
+from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
 from crossbn.functional.normalize import Context, normalize, normalize_step
 from crossbn.functional.plan import Plan, choose_plan
 from crossbn.functional.pooling import Pooled, equal_votes, pool, votes_by_age

@@ -119,7 +119,7 @@ def _pooled(x: Tensor, mean: Tensor, var: Tensor, share: Tensor, followed: Seque
 def _through(run: Followed, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return how a run's pooled statistics change by way of the remembered steps [C], short of the last term of V."""
     _, weight, of_var, _ = run.operands[0].jacobian
-    products, linear, bias = torch.zeros_like(of_var), 0.0, None
+    products, linear, bias = torch.zeros_like(of_var), torch.zeros_like(of_var[0, 0]), None
     for geometry, own_weight, own_bias, jacobian in run.operands:
         flat = flatten_weight(own_weight, geometry).to(dtype)
         change = flat - flat.detach()

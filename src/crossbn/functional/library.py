@@ -80,7 +80,9 @@ def _load() -> Library | None:
         return Library(path)
     except (OSError, AttributeError, ValueError) as error:
         # AttributeError: a library without its symbols.
-        warnings.warn(f"crossbn's compiled code is not used, torch's operators do the same slower: {error}", stacklevel=2)
+        warnings.warn(
+            f"crossbn's compiled code is not used, torch's operators do the same slower: {error}", stacklevel=2
+        )
         return None
 
 

@@ -60,8 +60,8 @@ class Site:
     def room(self, as_gradients: bool) -> int:
         """Return how many numbers compiled code needs room for.
 
-        First the mean patch is made, with some more for each thread; then two vectors of the channels' size are compared
-        and, as gradients, outputs and patches lie before them.
+        First the mean patch is made, with some more for each thread; then two vectors of the channels' size are
+        compared and, as gradients, outputs and patches lie before them.
         """
         mean_patch = self._mean_patch + self._mean_patch_a_thread * torch.get_num_threads()
         return max(mean_patch, self._pair + (self._samples if as_gradients else 0))

@@ -167,7 +167,9 @@ class Feeds:
     def _new(self, parts: Sequence[Part], site: CallSite, like: Like) -> list[Input] | Plain:
         """Make sources for what the graph shows."""
         if not all(call.is_seen or not call.is_trained for part in parts for call in part.calls):
-            return Plain("the input of its operator cannot be seen: hooks have packed what is saved for backward", False)
+            return Plain(
+                "the input of its operator cannot be seen: hooks have packed what is saved for backward", False
+            )
         if not all(call.is_seen for part in parts for call in part.calls):
             return Plain("the weight of its operator is frozen, and no module is known for it", False)
         feed = make_feed([self._source(part, like) for part in parts])

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from crossbn.nn.call import AddmmCall, Call, ConvolutionCall
@@ -50,7 +49,8 @@ class _Layout(Enum):
 
 class _Place(NamedTuple):
     """A tensor on the way back: the node that made it, as its how manieth result, its shape and layout, and the norm's
-    input."""
+    input.
+    """
 
     node: Any
     slot: int
@@ -214,4 +214,6 @@ def _concatenation(place: _Place) -> list[Part]:
 def _readable(name: str) -> str:
     """Return what people call a node: ReluBackward0 is relu."""
     bare = name.partition("Backward")[0].rpartition(":")[2].lstrip("_") or name
-    return "".join(f"_{c.lower()}" if c.isupper() and i and not bare[i - 1].isupper() else c.lower() for i, c in enumerate(bare))
+    return "".join(
+        f"_{c.lower()}" if c.isupper() and i and not bare[i - 1].isupper() else c.lower() for i, c in enumerate(bare)
+    )

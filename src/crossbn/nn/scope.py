@@ -98,7 +98,7 @@ class Scope:
         for remember in forward.at_end:
             remember()
         if self.after is not None and model.training and torch.is_grad_enabled():
-            self.after, after = None, self.after
+            after, self.after = self.after, None
             after()
 
 

@@ -17,6 +17,7 @@ from crossbn.nn.forms import Form, Influence, Observation, Recollection, Shapes,
 from crossbn.nn.history import History, Row
 from crossbn.nn.link import Link, Linked
 from crossbn.nn.pending import Pending
+from crossbn.nn.producer import Producer
 from crossbn.nn.settings import Settings
 from crossbn.nn.statistics import Statistics, Today, join
 from crossbn.nn.term import Term
@@ -93,6 +94,11 @@ class Source:
         return {**self.__dict__, "tables": None}  # full of addresses
 
     @property
+    def producers(self) -> list[Producer]:
+        """The modules among its operators that pairing has named."""
+        return [term.producer for term in self.terms if term.producer is not None]
+
+    @property
     def window(self) -> int:
         """Steps to pool, today's included."""
         return self.settings.window if self.pooled else 1
@@ -146,7 +152,7 @@ class Source:
                 _complete(found, term)
                 if not term.fits(found):
                     return None
-                term.leaf = term.leaf if term.leaf is not None or term.producer is not None else found.leaf
+                term.note(found)
             aligned.append(found)
         missing = aligned.count(None)
         return None if left or missing == len(aligned) or (missing and len(aligned) == 1) else aligned
@@ -449,5 +455,3 @@ def _negated(flag: bool | Tensor) -> Any:
 def _full_precision(device_type: str) -> AbstractContextManager[object]:
     needed = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if needed else nullcontext()
-
-

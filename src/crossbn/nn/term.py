@@ -16,12 +16,14 @@ class Term:
         geometry: of the module, or of the first call that was seen; of later calls only the padding may differ.
         leaf: the Parameter that its weight is; None if the weight is computed.
         producer: the module, if pairing has named it.
+        bias_leaf: the Parameter that its bias was at the latest call.
     """
 
     def __init__(self, geometry: Geometry, leaf: Tensor | None, producer: Producer | None = None) -> None:
         self.geometry = geometry
         self.leaf = leaf
         self.producer = producer
+        self.bias_leaf: Tensor | None = None
 
     @classmethod
     def of_producer(cls, producer: Producer) -> Term:
@@ -43,9 +45,14 @@ class Term:
 
     def is_shaped_like(self, other: Geometry) -> bool:
         """Tell whether remembered steps have room for those of `other`."""
-        mine = self.geometry
-        alike = (mine.out_channels, mine.groups, mine.patch_size) == (other.out_channels, other.groups, other.patch_size)
-        return alike and mine.transposed == other.transposed
+        sizes = [(each.out_channels, each.groups, each.patch_size, each.transposed) for each in (self.geometry, other)]
+        return sizes[0] == sizes[1]
+
+    def note(self, call: Call) -> None:
+        """Keep what a call tells of the operator for forwards that have no graph."""
+        if self.producer is None:
+            self.leaf = call.leaf if self.leaf is None else self.leaf
+            self.bias_leaf = call.bias
 
     def weight(self) -> Tensor | None:
         """Return today's weight where no call tells it; None if it is not known."""
@@ -53,4 +60,4 @@ class Term:
 
     def bias(self) -> Tensor | None:
         """Return today's bias where no call tells it."""
-        return None if self.producer is None else self.producer.bias
+        return self.bias_leaf if self.producer is None else self.producer.bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from crossbn.pairing.symbolic import trace
 from crossbn.pairing.watching import watch
 
 
-def find_pairs(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> dict[str, Pairing]:
+def find_pairs(
+    model: nn.Module, example_inputs: tuple[Any, ...] | None = None, operators: Collection[nn.Module] = ()
+) -> dict[str, Pairing]:
     """Find the linear operators that feed each batch norm of a model.
 
     The model is traced symbolically and left as it was. Norms that a trace of the whole model does not reach are
@@ -25,6 +28,7 @@ def find_pairs(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) 
     Args:
         model: The model, in any mode, on any device; meta will do if no example inputs are given.
         example_inputs: Positional arguments of one forward.
+        operators: Modules that are known to be linear operators, though their forward is their own.
 
     Returns:
         A record for every batch norm, by qualified name in the order of ``model.named_modules()``.
@@ -42,10 +46,10 @@ def find_pairs(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) 
         raise TypeError(f"example_inputs must be a tuple of arguments, got {type(example_inputs).__name__}")
     _refuse_lazy_modules(model)
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    traced, whole = trace(model)
+    traced, whole = trace(model, operators)
     ledgers = [traced]
     if example_inputs is not None and not (whole and norms.keys() <= traced.sightings.keys()):
-        watched = watch(model, example_inputs)
+        watched = watch(model, example_inputs, operators)
         # A trace of the whole model holds for any input; traces of parts know less than one real forward.
         ledgers = [traced, watched] if whole else [watched, traced]
     return {name: _pairing(name, int(norm.num_features), ledgers) for name, norm in norms.items()}

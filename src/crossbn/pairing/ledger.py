@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import nn
 
@@ -33,19 +35,23 @@ class Ledger:
         sightings: The calls of each norm.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, operators: Collection[nn.Module] = ()) -> None:
+        self._operators = operators
         # A module with two names goes by the first.
         self._names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
         self._parameter_owners = {
             id(parameter): self._names[id(module)]
             for module in model.modules()
-            if modules.is_operator(module)
+            if self._is_operator(module)
             for parameter in module.parameters()
         }
         self.operator_calls: Counter[str] = Counter()
         self.operator_origins: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
         self.parameter_reads: Counter[str] = Counter()
         self.sightings: defaultdict[str, list[Sighting]] = defaultdict(list)
+
+    def _is_operator(self, module: nn.Module) -> TypeGuard[modules.LinearOperator]:
+        return modules.is_operator(module) or any(module is operator for operator in self._operators)
 
     def name_of(self, module: nn.Module) -> str:
         """The qualified name of a module of the model."""
@@ -65,7 +71,7 @@ class Ledger:
             after = Opaque(f"after {modules.step_name(module)}", module.num_features, final=True)
             return Value(after, origins=frozenset({name}))
         origins = joint_origins(operands)
-        if modules.is_operator(module):
+        if self._is_operator(module):
             return self._operator_called(module, origins)
         if getattr(module, "inplace", False) and operands:
             by, final = modules.step_name(module), modules.keeps_channels(module)

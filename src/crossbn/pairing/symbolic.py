@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ from crossbn.pairing.untouched import untouched
 from crossbn.pairing.value import Value, leaves, values_in
 
 
-def trace(model: nn.Module) -> tuple[Ledger, bool]:
+def trace(model: nn.Module, operators: Collection[nn.Module] = ()) -> tuple[Ledger, bool]:
     """Follow the calls of a model's forward symbolically.
 
     Returns:
         The ledger, and whether the model could be traced as a whole. Where not, each of its largest traceable
         parts has been traced alone, and its inputs are opaque.
     """
-    ledger = Ledger(model)
+    ledger = Ledger(model, operators)
     with untouched(model):
         for module in model.modules():
             # So that heads used in training only are reached. Dropouts stay as they are: one that is switched

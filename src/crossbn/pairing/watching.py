@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,13 @@ from crossbn.pairing.untouched import untouched
 from crossbn.pairing.value import Value, leaves
 
 
-def watch(model: nn.Module, example_inputs: tuple[Any, ...]) -> Ledger:
+def watch(model: nn.Module, example_inputs: tuple[Any, ...], operators: Collection[nn.Module] = ()) -> Ledger:
     """Follow the calls of ``model(*example_inputs)``, in whatever mode the model is.
 
     Norms alone run in evaluation mode, so that one example of one position will do. Scripted submodules take no
     hooks, so what they read goes unnoticed.
     """
-    ledger = Ledger(model)
+    ledger = Ledger(model, operators)
     watcher = _Watcher(ledger, example_inputs)
     handles = []
     with untouched(model):
