@@ -1,6 +1,7 @@
 """Conversion and its reversal, and whole converted networks against the slow reference."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -255,17 +256,84 @@ class Standardized(nn.Conv2d):
         return F.conv2d(x, weight, self.bias)
 
 
-def test_operator_with_a_forward_of_its_own_is_not_compensated_for() -> None:
+def test_operator_with_a_forward_of_its_own_is_compensated_for_what_it_does() -> None:
     """Its weights double and its output stays; so must the statistics."""
     model = nn.Sequential(Standardized(2, 3, 1), nn.BatchNorm2d(3)).double()
     plain = copy.deepcopy(model)
     report = crossbn.convert_(model, window=2)
-    assert [record.producers for record in report.pooled] == [()]
+    assert [(record.name, record.producers) for record in report.pending] == [("1", ())]
+    assert "1 norms: 0 compensated, 0 pooled, 0 left alone, 1 pending" in str(report)
     first, second = batch().double(), batch().double()
     model(first)
+    (record,) = report.compensated
+    assert (record.name, record.reason) == ("1", "read from the graph")
+    assert report.pending == []
     with torch.no_grad():
         model[0].weight.mul_(2)  # type: ignore[operator]
     torch.testing.assert_close(model(second), plain(torch.cat([first, second]))[2:], rtol=0, atol=1e-12)
+
+
+class Chooser(nn.Module):
+    """Tracing stops at the question which operator to take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+        self.relu, self.after_relu = nn.ReLU(), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            return x
+        out: Tensor = self.after_relu(self.relu(self.norm(self.conv(x))))
+        return out
+
+
+def test_the_first_training_forward_completes_the_report() -> None:
+    model = Chooser()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is known yet
+        report = crossbn.convert_(model, window=3)
+        assert [record.name for record in report.pending] == ["norm", "after_relu"]
+        model.eval()(batch())
+        with torch.no_grad():
+            model.train()(batch())
+        assert len(report.pending) == 2
+    with pytest.warns(crossbn.ConversionWarning, match=r"^1 of 2 norms stay BatchNorm: after relu \(1\)"):
+        model(batch())
+    assert [(record.name, record.producers) for record in report.compensated] == [("norm", ("conv",))]
+    assert [(record.name, record.reason) for record in report.left] == [("after_relu", "after relu")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once
+        model(batch())
+
+
+def test_a_pending_norm_that_nothing_feeds_is_batchnorm() -> None:
+    model = Chooser().double()
+    plain = copy.deepcopy(model)
+    crossbn.convert_(model, window=3, filter_fn=lambda _, name: name == "after_relu")
+    for _ in range(3):
+        x = batch().double()
+        torch.testing.assert_close(model(x), plain(x), rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+def test_a_pending_norm_that_nothing_feeds_may_be_pooled() -> None:
+    model = Chooser().double()
+    plain = copy.deepcopy(model)
+    report = crossbn.convert_(model, window=2, unpaired="pool", filter_fn=lambda _, name: name == "after_relu")
+    plain.norm.eval()
+    model.norm.eval()
+    x, y = batch().double(), batch().double()
+    model(x)
+    torch.testing.assert_close(model(y), plain(torch.cat([x, y]))[2:], rtol=0, atol=1e-12)
+    assert [record.name for record in report.pooled] == ["after_relu"]
+
+
+def test_a_pending_norm_that_nothing_feeds_may_be_an_error() -> None:
+    model = Chooser()
+    crossbn.convert_(model, window=2, unpaired="error")
+    with pytest.raises(ValueError, match="no linear operator feeds after_relu: after relu"):
+        model(batch())
 
 
 @pytest.mark.parametrize(("conv", "lazy"), [(nn.LazyConv2d(3, 3), "0.weight"), (nn.Conv2d(2, 3, 3), "1.weight")])
@@ -327,15 +395,25 @@ def test_operator_called_twice_keeps_its_outputs_apart(
         torch.testing.assert_close(ours, theirs[-2:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("read", [one_norm_later, lambda net, x, _: [net.left(net.conv(x)) for _ in range(2)]])
-def test_norm_called_twice_pools_its_calls(read: Callable[[Twice, Tensor, Tensor], list[Tensor]]) -> None:
+@pytest.mark.parametrize("read", [one_norm_later, lambda net, x, y: [net.left(net.conv(z)) for z in (x, y)]])
+def test_norm_called_twice_keeps_its_calls_apart(read: Callable[[Twice, Tensor, Tensor], list[Tensor]]) -> None:
     plain = Twice(read).double()
     model = copy.deepcopy(plain)
     crossbn.convert_(model, window=2)
+    xs, ys = [batch().double() for _ in range(3)], [2 * batch().double() + 3 for _ in range(3)]
+    for i in range(3):
+        for got, inputs in zip(model(xs[i], ys[i]), (xs, ys), strict=True):
+            expected = plain.left(plain.conv(torch.cat(inputs[max(i - 1, 0) : i + 1])))[-2:]
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_norm_called_twice_outside_of_the_model_pools_its_calls() -> None:
+    plain = Twice(one_norm_later).double()
+    model = copy.deepcopy(plain)
+    crossbn.convert_(model, window=2)
     x, y = batch().double(), 2 * batch().double()
-    second = model(x, y)[1]
-    last = x if read is not one_norm_later else y
-    expected = plain.left(plain.conv(torch.cat([x, last])))[2:]
+    _, second = one_norm_later(model, x, y)
+    expected = plain.left(plain.conv(torch.cat([x, y])))[2:]
     torch.testing.assert_close(second, expected, rtol=0, atol=1e-12)
 
 

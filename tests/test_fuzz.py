@@ -14,7 +14,7 @@ import crossbn
 from crossbn.functional import library
 from crossbn.nn import CrossIterBatchNorm
 
-SEEDS = range(40)
+SEEDS = range(32)
 
 
 @pytest.fixture(scope="module")

@@ -129,12 +129,20 @@ def test_affine_is_kept(name: str, affine: bool) -> None:
 @pytest.mark.parametrize("name", NORMS)
 def test_every_kind_of_batch_norm(name: str, kind: type[nn.Module], shape: tuple[int, ...]) -> None:
     model = nn.Sequential(nn.Identity(), kind(6))
-    assert crossbn.swap_norm_(model, name).replaced == ("1",)
+    options = {"unpaired": "pool"} if name == "cbn" else {}
+    assert crossbn.swap_norm_(model, name, **options).replaced == ("1",)
     dims = len(shape) - 2
     direct = crossbn.nn.make_norm(name, 6, dims if kind is not nn.SyncBatchNorm else None)
     assert type(model[1]) is type(direct)
     x = torch.randn(shape)
     torch.testing.assert_close(model(x), direct(x))
+
+
+def test_a_norm_that_no_operator_feeds_is_left() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.BatchNorm2d(6))
+    report = crossbn.swap_norm_(model, "cbn")
+    assert (report.replaced, report.left) == (("1",), {"3": "after relu"})
+    assert [type(model[i]) for i in (1, 3)] == [cnn.CrossIterBatchNorm2d, nn.BatchNorm2d]
 
 
 def test_cross_iteration_norms_are_replaced_and_their_hooks_taken_off() -> None:

@@ -229,7 +229,10 @@ def take_step(model: nn.Module, step: Step, dtype: torch.dtype) -> Results:
             continue
         results[f"output {i}"], y = y.detach().clone(), y.to(dtype)
         if y.requires_grad and step.kind == "training":
+            y.retain_grad()
             (y * (y + torch.arange(y.numel()).cos().view_as(y))).mean().backward()
+            assert y.grad is not None
+            results[f"gradient of output {i}"] = y.grad  # what others are small or large against
         if x.grad is not None:
             results[f"gradient of input {i}"] = x.grad
     results |= {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -369,7 +372,12 @@ class Case:
         for module in model.modules():
             if not list(module.children()):
                 module.register_forward_hook(disturb_output)
-        _restore(model, *({name: disturb(value) for name, value in part.items()} for part in (state, history)))
+        _restore(model, {name: disturb(value) for name, value in state.items()}, history)
+
+        def disturb_history(*_: Any) -> None:  # that of the batches before in this step as well
+            crossbn.load_history_state(model, {n: disturb(v) for n, v in crossbn.history_state(model).items()})
+
+        model.register_forward_pre_hook(disturb_history)
         with library.switched_off():
             return take_step(model, step._replace(inputs=list(map(disturb, step.inputs))), torch.float64)
 

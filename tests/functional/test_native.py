@@ -1,11 +1,16 @@
 """Compiled code against torch's operators, which do the same without it."""
 
+import _ctypes
 import copy
+import ctypes
+import importlib.util
+import math
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +24,7 @@ from crossbn.convert import cross_iteration_norms
 from crossbn.functional import library
 from crossbn.functional.moments import all_finite
 from crossbn.nn import quick
-from crossbn.nn.source import Source
+from crossbn.nn.feed import Input
 
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(3, 5), (2, 3, 7), (2, 4, 5, 6), (1, 2, 3, 4, 5), (4, 40, 33, 33)]  # the last one on several threads
@@ -151,18 +156,19 @@ def test_a_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     observe = quick.observe
 
-    def watch(source: Source, *args: Any) -> Any:
-        found = observe(source, *args)
+    def watch(each: Input, *args: Any) -> Any:
+        found = observe(each, *args)
         if found is not None:
-            seen.append(f"{type(source.form).__name__}{' and output' * (found[1] is not None)}")
+            form = type(each.segment.source.form).__name__
+            seen.append(f"{form}{' and output' * (found[1] is not None)}")
         return found
 
     monkeypatch.setattr(quick, "observe", watch)
     network = Dense()
     twice(lambda: train(network))
-    # At six of seven steps each of four producers once, the last one, of a large weight, as samples; one of them is
-    # first asked for by a norm that reads two.
-    assert Counter(seen) == {"Gradients": 6, "Gradients and output": 12, "Samples and output": 6}
+    # At seven steps each of four producers once, the last one, of a large weight, as samples; one of them is first
+    # asked for by a norm that reads two.
+    assert Counter(seen) == {"Gradients": 7, "Gradients and output": 14, "Samples and output": 7}
 
 
 @pytest.mark.parametrize(
@@ -263,13 +269,16 @@ def test_another_default_device() -> None:
 
 
 def test_a_weight_of_another_size_in_its_place() -> None:
+    """Its steps are others': a new history begins, the old one takes no part."""
     network = converted(nn.Conv2d(8, 4, 3, bias=False), nn.BatchNorm2d(4))
     steps_of(network, 2, 2, 8, 6, 6)
     weight = network[0].weight
     assert isinstance(weight, Tensor)
     weight.data = weight.data[:, :4].clone()
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        network(torch.randn(2, 4, 6, 6, dtype=torch.float64))
+    fresh = converted(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4))
+    fresh.load_state_dict(network.state_dict())
+    for got, expected in zip(steps_of(network, 3, 2, 4, 6, 6), steps_of(fresh, 3, 2, 4, 6, 6), strict=True):
+        close(got, expected)
 
 
 def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:
@@ -319,7 +328,42 @@ def test_it_can_be_done_without() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_library_of_another_interface_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library._load()
-    monkeypatch.setattr(library, "_INTERFACE", library._INTERFACE + 1)
-    assert library._load() == {}
+def test_structures_are_those_of_the_library() -> None:
+    for dtype in DTYPES:
+        fields = dict(library.structures["memory", dtype]._fields_)  # type: ignore[misc]  # of ctypes' pairs
+        assert fields["y"] is library.POINTER
+        assert fields["y_stride"] is library.NUMBER
+    assert library.structures["site", None].size.size == 3 * 8
+
+
+@pytest.mark.parametrize("name", ["of another purpose", "of no machine", "missing"])
+def test_a_library_that_is_none_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library._load() is not None
+    path = tmp_path / "library.so"
+    if name == "of another purpose":
+        path.symlink_to(_ctypes.__file__)
+    elif name == "of no machine":
+        path.write_text("no library")
+    monkeypatch.setenv("CROSSBN_LIBRARY", str(path))
+    with pytest.warns(UserWarning, match="compiled code is not used, torch's operators do the same slower"):
+        assert library._load() is None
+
+
+def test_a_library_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec("crossbn.functional._native")
+    assert found is not None
+    assert found.origin is not None
+    path = tmp_path / "library.so"
+    path.write_bytes(Path(found.origin).read_bytes())
+    monkeypatch.setenv("CROSSBN_LIBRARY", str(path))
+    loaded = library._load()
+    assert loaded is not None
+    x = torch.tensor([1.0, math.nan])
+    functions = loaded.functions[torch.float32]
+    assert [functions["all_finite"](x.data_ptr(), count) for count in (1, 2)] == [1, 0]
+
+
+def test_a_library_whose_structures_are_laid_out_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_LETTERS", {**library._LETTERS, "n": ctypes.c_int32})
+    with pytest.warns(UserWarning, match="laid out otherwise than ctypes would"):
+        assert library._load() is None

@@ -1,6 +1,7 @@
 """Closed-form sensitivities and pooling against autograd and plain arithmetic."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -82,6 +83,26 @@ def test_every_position_is_visited_equally_often(batch: int, space: int, as_tens
     assert torch.equal(counts, torch.full((batch, space), 5.0))
 
 
+class Recorder:
+    """A link that makes the weight's gradient of what is sent to it."""
+
+    def __init__(self, start: int, stop: int, jacobian: C.Jacobian) -> None:
+        self.start, self.stop, self._jacobian = start, stop, jacobian
+        self.weight_gradient: Tensor | None = None
+
+    def take_tensors(self) -> tuple[Tensor | None, ...]:
+        return tuple(self._jacobian)
+
+    def deliver(self, tensors: Sequence[Tensor | None], grad_mean: Tensor, grad_var: Tensor) -> None:
+        self.weight_gradient = C.Jacobian(*tensors).weight_gradient(grad_mean, grad_var)  # type: ignore[arg-type]  # as taken
+
+    def follow(self, tensors: Sequence[Tensor | None]) -> Any:
+        raise NotImplementedError
+
+    def deliver_gradients(self, gradients: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+        raise NotImplementedError
+
+
 def test_gradients_of_normalize_and_follow_weight() -> None:
     """Against autograd through the plain formula, with the statistics' own graph."""
     torch.manual_seed(0)
@@ -109,19 +130,29 @@ def test_gradients_of_normalize_and_follow_weight() -> None:
         mean = share * m + (1 - share) * past_mean
         var = share * (x - mean[:, None]).square().mean((0, 2)) + (1 - share) * past_var
     jacobians = C.Jacobian(mean_grad.unsqueeze(1), coefficients[0], coefficients[1].unsqueeze(1), jacobian)
-    followed = C.Followed(flat, C.Geometry(4, 12, groups=2), jacobians)
     shares = torch.full((4,), share, dtype=torch.float64)
     expected = plain()
     leaves = [x, gamma, beta, flat]
     weights = torch.randn_like(expected)
     gradients = torch.autograd.grad((expected * weights).sum(), leaves)
-    for got in (
-        C.normalize(x, *C.follow_weight(mean, var, followed), shares, gamma, beta),
-        C.normalize(x, mean, var, shares, gamma, beta, followed=followed),
-    ):
-        torch.testing.assert_close(got, expected)
-        for ours, theirs in zip(torch.autograd.grad((got * weights).sum(), leaves), gradients, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    followed = C.follow_weight(mean, var, flat, C.Geometry(4, 12, groups=2), jacobians)
+    got = C.normalize(x, *followed, shares, gamma, beta)
+    torch.testing.assert_close(got, expected)
+    for ours, theirs in zip(torch.autograd.grad((got * weights).sum(), leaves), gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    # The same through links, one for each half of the channels.
+    halves = [
+        C.Jacobian(j[0][:, :, i : i + 1], j[1][:, 2 * i : 2 * i + 2], j[2][..., 2 * i : 2 * i + 2], jacobian[2 * i :][:2])
+        for i, j in enumerate([jacobians] * 2)
+    ]
+    links = [Recorder(0, 2, halves[0]), Recorder(2, 4, halves[1])]
+    got = C.normalize_step(x, mean, var, gamma, beta, C.Context(shares, 1e-5, links=tuple(links)))
+    torch.testing.assert_close(got, expected)
+    assert links[0].weight_gradient is None
+    for ours, theirs in zip(torch.autograd.grad((got * weights).sum(), leaves[:3]), gradients[:3], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    sent = [link.weight_gradient for link in links]
+    torch.testing.assert_close(torch.cat([part for part in sent if part is not None]), gradients[3], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("entries", [0, 2**13])

@@ -1,6 +1,7 @@
 """What must not do harm: broken batches, lone positions, empty batches, changed weights, bad input."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -320,16 +321,38 @@ def test_refused_producer_gets_no_hooks() -> None:
     assert not conv._load_state_dict_post_hooks
 
 
+def assert_plain_and_said_once(norm: cnn.CrossIterBatchNorm, x: Tensor, message: str) -> None:
+    """The step is BatchNorm's, leaves no trace in the history, and is warned of, but not a second time."""
+    plain = nn.SyncBatchNorm(norm.num_features).to(x.dtype)
+    plain.load_state_dict(norm.state_dict())
+    before = [copy.deepcopy(dict(source.history.state())) for source in norm.all_sources]
+    norm._said.clear()
+    with pytest.warns(crossbn.ConversionWarning, match=message):
+        out = norm(x)
+    expected = nn.functional.batch_norm(
+        x, plain.running_mean, plain.running_var, plain.weight, plain.bias, True, 0.1, norm.eps
+    )
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean)
+    torch.testing.assert_close(norm.running_var, plain.running_var)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        norm(x)
+    for source, state in zip(norm.all_sources, before, strict=True):
+        assert_same(dict(source.history.state()), state)
+
+
 def test_producer_that_has_not_run() -> None:
-    conv = nn.Conv2d(2, 3, 1)
-    norm = cnn.CrossIterBatchNorm2d(3).attach_(conv)
+    conv = nn.Conv2d(2, 3, 1).double()
+    norm = cnn.CrossIterBatchNorm2d(3).double().attach_(conv)
     norm.label = "head"
-    with pytest.raises(RuntimeError, match=r"^head: its producer Conv2d\(2, 3.* has not run"):
-        norm(torch.randn(2, 3, 4, 4))
-    out = conv(torch.randn(2, 2, 4, 4))
+    not_run = "^head: plain BatchNorm at this step: its operator has not run before it"
+    assert_plain_and_said_once(norm, batch(2, 3, 4, 4), not_run)
+    with torch.no_grad():
+        out = conv(batch(2, 2, 4, 4))
     norm(out)
-    with pytest.raises(RuntimeError, match=r"^head: its producer Conv2d\(2, 3.* has not run"):
-        norm(out)
+    assert int(norm.sources[0].history.pushed) == 1
+    assert_plain_and_said_once(norm, out, not_run)
 
 
 def test_frozen_producer_without_gradients() -> None:
@@ -372,18 +395,47 @@ def test_branch_of_a_sum_that_is_left_out_now_and_then() -> None:
 
 
 def test_sum_of_which_nothing_has_run() -> None:
-    norm = cnn.CrossIterBatchNorm2d(3).attach_(nn.Conv2d(2, 3, 1), nn.Conv2d(2, 3, 3))
-    with pytest.raises(RuntimeError, match="has not run"):
-        norm(torch.randn(2, 3, 4, 4))
+    norm = cnn.CrossIterBatchNorm2d(3).attach_(nn.Conv2d(2, 3, 1), nn.Conv2d(2, 3, 3)).double()
+    assert_plain_and_said_once(norm, batch(2, 3, 4, 4), "its operator has not run before it")
 
 
-def test_producer_whose_output_cannot_be_the_input() -> None:
-    conv = nn.Conv2d(2, 3, 1)
-    norm = cnn.CrossIterBatchNorm(3).attach_(conv)
+@pytest.mark.parametrize("shape", [(2, 3, 4), (5, 3, 4, 4), (2, 3, 5, 4), (2, 3, 2, 2)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"positions": None}, {"positions": 4}, {"order": 2}], ids=str)
+def test_producer_whose_output_cannot_be_the_input(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    conv = nn.Conv2d(2, 3, 1).double()
+    norm = cnn.CrossIterBatchNorm(3, **options).double().attach_(conv)
     norm.label = "head"
-    conv(torch.randn(2, 2, 4, 4))
-    with pytest.raises(ValueError, match=r"^head: normalizes \(2, 3, 4\), which is not what .*Conv2d"):
-        norm(torch.randn(2, 3, 4))
+    norm(conv(batch(2, 2, 4, 4)))
+    with torch.no_grad():
+        conv(batch(2, 2, 4, 4))
+    assert_plain_and_said_once(norm, batch(*shape), "^head: plain BatchNorm at this step")
+
+
+def test_input_that_the_producer_has_not_made() -> None:
+    """What made it is in the graph: where that is nothing linear, the norm that pairing has promised one says so."""
+
+    class Switch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+            self.linear = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            out: Tensor = self.norm(x if self.linear else x.relu())
+            return out
+
+    model = Switch().double()
+    crossbn.convert_(model, window=3)
+    model(batch(2, 3, 4, 4))
+    model.linear = False
+    norm = norm_of(model, "norm")
+    x = batch(2, 3, 4, 4)
+    with pytest.warns(crossbn.ConversionWarning, match=r"^norm: plain .*made otherwise than pairing has found: after relu"):
+        out = model(x)
+    expected = nn.functional.batch_norm(model.conv(x).relu(), None, None, norm.weight, norm.bias, True)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    assert int(norm.sources[0].history.pushed) == 1
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.3])

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from crossbn.pairing import Pairing, Segment, find_pairs
 from tests.pairing.networks import DataDependentNet, Net, PreActivationBlock, Untraceable
 
-NOT_REACHED = "not reached by tracing; give example_inputs or pairs"
+NOT_REACHED = "not reached by tracing"
 
 
 def reasons(pairs: dict[str, Pairing]) -> dict[str, str]:
@@ -26,6 +26,7 @@ def test_without_an_example_the_traceable_parts_are_found() -> None:
     pairs = find_pairs(DataDependentNet())
     assert reasons(pairs) == {"trunk.1": "trunk.0", "norm": NOT_REACHED, "unused": NOT_REACHED}
     assert pairs["norm"].segments == (Segment(6, (), direct=False, reason=NOT_REACHED),)
+    assert [pairing.segments[0].final for pairing in pairs.values()] == [True, False, False]
 
 
 @pytest.mark.parametrize(("level", "branch"), [(1.0, "bright"), (-1.0, "dark")])

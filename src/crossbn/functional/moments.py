@@ -66,7 +66,8 @@ def all_finite(*values: Tensor) -> bool | Tensor:
     """
     if all(value.device.type == "cpu" for value in values) and not torch.compiler.is_compiling():
         return all(_is_finite(value) for value in values)
-    return torch.stack([torch.isfinite(value).all() for value in values]).all()
+    flags = [torch.isfinite(value).all() for value in values]
+    return flags[0] if len(flags) == 1 else torch.stack(flags).all()
 
 
 def _is_finite(value: Tensor) -> bool:

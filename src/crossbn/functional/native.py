@@ -93,25 +93,14 @@ def site(**fields: Any) -> ctypes.Structure:
     return structures["site", None](**fields)
 
 
-def batch(x: Tensor, **fields: Any) -> ctypes.Structure:
-    """Return `struct batch`: a batch to be pooled with remembered steps and normalized with the result."""
-    images, channels, space, stride = _extent(x)
-    shape = {"x": x.data_ptr(), "n": images, "c": channels, "s": space, "x_stride": stride}
-    made = structures["batch", x.dtype](**shape, **_addresses(fields))
-    made.holds = x, fields  # what the addresses are of
-    return made
+def structures_for(dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return `struct batch` and `struct memory`, empty: a batch to be normalized, and what is remembered."""
+    return structures["batch", dtype](), structures["memory", dtype]()
 
 
-def memory(y: Tensor, **fields: Any) -> ctypes.Structure:
-    """Return `struct memory`: what is remembered of an operator whose input is `y`, and what a step leaves."""
-    made = structures["memory", y.dtype](y=y.data_ptr(), y_stride=y.stride(0), **_addresses(fields))
-    made.holds = y, fields
-    return made
-
-
-def _addresses(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with addresses in place of tensors, which the caller has checked (`library.fit`) or made."""
-    return {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in fields.items()}
+def extent(x: Tensor) -> tuple[int, int, int, int, int]:
+    """Return address, images, channels, positions of an image, and the stride of images."""
+    return x.data_ptr(), *_extent(x)
 
 
 def step(dtype: torch.dtype, batch: ctypes.Structure, memory: ctypes.Structure, site: ctypes.Structure) -> int:

@@ -234,12 +234,15 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     ) -> tuple[Tensor, list[Statistics] | None, Feed]:
         """Return the output of a training step, the statistics that it used, None for its batch's alone, and whose."""
         inputs = self.feeds.find(x, site, lambda: self.like)
-        if isinstance(inputs, list) and not all(i.segment.source.knows_weights(i.calls) for i in inputs):
-            inputs = Plain("the weight of its operator is computed, and cannot be seen here", surprising=True)
         if isinstance(inputs, list):
-            remember, asked = remember and all(i.segment.source.can_remember(i.calls) for i in inputs), remember
-            if asked and not remember:
-                self._say("no step is remembered: the input of its operator cannot be seen", surprising=True)
+            for segment, calls, _ in inputs:
+                if not segment.source.knows_weights(calls):
+                    inputs = Plain("the weight of its operator is computed, and cannot be seen here", surprising=True)
+                    break
+                if remember and not segment.source.can_remember(calls):
+                    remember = False
+                    self._say("no step is remembered: the input of its operator cannot be seen", surprising=True)
+        if isinstance(inputs, list):
             try:
                 statistics, output = self._statistics(x, inputs, remember, pooling)
             except NotTheirs:

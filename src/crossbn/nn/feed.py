@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crossbn.nn.call import ConvolutionCall
 from crossbn.nn.graph import Part, read_calls
 from crossbn.nn.scope import CallSite
 from crossbn.nn.settings import Settings
@@ -68,24 +69,22 @@ class Feeds:
     def __init__(self, settings: Settings, unpaired: str, label: str) -> None:
         self.settings, self.unpaired, self.label = settings, unpaired, label
         self._by_site: dict[CallSite, list[Feed]] = {}
-
-    @property
-    def main(self) -> Feed:
+        self.main: Feed = ()
         """The sources of the usual call."""
-        choices = self._by_site.get(CallSite(), [])
-        return next((feed for feed in choices if any(s.source.terms for s in feed)), choices[0] if choices else ())
 
     def set_main_(self, feed: Feed) -> None:
         """Take `feed`, for all that there was."""
         self.release()
         if feed:
             self._by_site[CallSite()] = [feed]
+        self.main = feed
 
     def release(self) -> None:
         """Let go of all sources."""
         for source in self.sources():
             source.release()
         self._by_site.clear()
+        self.main = ()
 
     def choices(self) -> Iterator[tuple[CallSite, int, Feed]]:
         """Yield all feeds with their site and the number of the choice there."""
@@ -106,6 +105,8 @@ class Feeds:
             for segment in choices.pop(0):
                 segment.source.release()
         choices.append(feed)
+        usual = self._by_site.get(CallSite()) or [()]
+        self.main = next((each for each in usual if any(s.source.terms for s in each)), usual[0])
 
     def find(self, x: Tensor, site: CallSite, like: Like) -> list[Input] | Plain:
         """Return what feeds `x` [N, C, ...], the input of the norm's call at `site`, or why nothing does."""
@@ -115,6 +116,8 @@ class Feeds:
             return self._held(self.main)
         if self.settings.order == 0:
             return [Input(s, (), False) for s in first or self._pooled(site, x.shape[1], like)]
+        if (inputs := _usual(first, x)) is not None:
+            return inputs
         if x.grad_fn is None:
             return self._held(self.main if site == CallSite() else first) if choices else self._unpaired(x, site, like)
         parts = read_calls(x)
@@ -193,6 +196,16 @@ class Feeds:
             shared[key] = make()
         source: Source = shared[key]
         return source
+
+
+def _usual(feed: Feed, x: Tensor) -> list[Input] | None:
+    """Return what `_align` would, if one convolution feeds the norm, as it did before: without looking further."""
+    if len(feed) == 1 and type(x.grad_fn).__name__ == "ConvolutionBackward0":
+        call = ConvolutionCall(x.grad_fn, tuple(x.shape))
+        calls = feed[0].source.align((call,))
+        if calls is not None:
+            return [Input(feed[0], calls, call.is_whole)]
+    return None
 
 
 def _align(feed: Feed, parts: Sequence[Part]) -> list[Input] | None:

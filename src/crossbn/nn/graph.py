@@ -6,7 +6,7 @@ parametrized, cast), whatever module made it, and its gradient reaches the param
 microseconds and changes nothing; saved tensors that a hook has packed (activation checkpointing) are not unpacked.
 
     part   = the calls that are summed into a run of channels, and whether that is all there is to it
-    layout = where the channels of a tensor are: IMAGE [N, C, ...], or ROWS [..., C] with the positions in the same order
+    layout = where the channels of a tensor are: IMAGE [N, C, ...], or ROWS [..., C], the positions in the same order
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ class _Layout(Enum):
 
 
 class _Place(NamedTuple):
-    """A tensor on the way back: the node that made it, as its how manieth result, its shape and layout, and the norm's
-    input.
-    """
+    """A tensor on the way back to the operators."""
 
     node: Any
+    """What made it."""
     slot: int
+    """As which of the node's results."""
     shape: Shape
     layout: _Layout
     x: Tensor
+    """The norm's input."""
 
     @property
     def channels(self) -> int:
@@ -71,8 +72,8 @@ def read_calls(x: Tensor) -> tuple[Part, ...]:
 
     Example:
         >>> conv, x = torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 6, 6)
-        >>> [(part.channels, len(part.calls), part.reason) for part in read_calls(torch.cat([conv(x), conv(x).relu()], 1))]
-        [(8, 1, 'convolution'), (8, 0, 'after relu')]
+        >>> [(part.channels, part.reason) for part in read_calls(torch.cat([conv(x), conv(x).relu()], 1))]
+        [(8, 'convolution'), (8, 'after relu')]
     """
     if x.grad_fn is None:
         return (Part(x.shape[1], (), False, "its input has no graph"),)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import all_finite
+from crossbn.functional import all_finite, library, native
 
 
 class GuardedBatchNorm(_BatchNorm):
@@ -21,16 +23,19 @@ class GuardedBatchNorm(_BatchNorm):
         if input.ndim < 2 if ranks is None else input.ndim not in ranks:
             expected = "at least 2" if ranks is None else " or ".join(map(str, ranks))
             raise ValueError(f"{self.label}: expected an input of {expected} dimensions, got {tuple(input.shape)}")
-        size = self.num_features
-        if input.shape[1] != size:
-            raise ValueError(f"{self.label}: expected {size} channels, got {tuple(input.shape)}")
-        # Not every kernel asks; those that do say it in these words.
-        vectors = self.weight, self.bias, self.running_mean, self.running_var
-        for name, vector in zip(("weight", "bias", "running_mean", "running_var"), vectors, strict=True):
-            if vector is not None and vector.shape != (size,):
-                raise RuntimeError(
-                    f"{self.label}: {name} should contain {size} elements, its shape is {tuple(vector.shape)}"
-                )
+        expected_shape = (self.num_features,)
+        if input.shape[1:2] != expected_shape:
+            raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(input.shape)}")
+        for vector in (self.weight, self.bias, self.running_mean, self.running_var):  # not every kernel asks
+            if vector is not None and vector.shape != expected_shape:
+                self._refuse(vector)
+
+    def _refuse(self, vector: Tensor) -> NoReturn:
+        """Say what has another size than the channels, in torch's words."""
+        tensors = dict(self.named_parameters(recurse=False)) | dict(self.named_buffers(recurse=False))
+        name = next((name for name, tensor in tensors.items() if tensor is vector), "a parameter")
+        shape = tuple(vector.shape)
+        raise RuntimeError(f"{self.label}: {name} should contain {self.num_features} elements, its shape is {shape}")
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
@@ -64,14 +69,20 @@ class GuardedBatchNorm(_BatchNorm):
 
 def _moved(running: Tensor, target: Tensor, momentum: float | Tensor) -> Tensor:
     """Return where the running statistics get, in their own type, which may be the narrower one."""
+    if running.dtype == target.dtype:
+        return torch.lerp(running, target, momentum)
     return torch.lerp(running.to(target.dtype), target, momentum).to(running.dtype)
 
 
 def _take_over(running: tuple[Tensor, Tensor, Tensor], mean: Tensor, var: Tensor, finite: bool | Tensor = True) -> None:
     """Let running mean and variance be `mean` and `var`, and count a step, if they are finite and so is all else."""
-    finite = finite & all_finite(mean, var)
+    tracked = running[2]
+    if finite is True and library.fit(mean, var, *running[:2]) and tracked.is_cpu and tracked.dtype is torch.int64:
+        native.take_over(mean, var, running)
+        return
+    finite = finite & all_finite(mean + var)
     if finite is False:
         return
     for before, after in zip(running, (mean, var), strict=False):
         before.copy_(torch.where(finite, after, before) if isinstance(finite, Tensor) else after)
-    running[2].add_(finite)
+    tracked.add_(finite)

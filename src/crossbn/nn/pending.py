@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from crossbn.nn.history import History, Pieces
+from crossbn.nn.history import History, Row
 
 
 class Pending:
-    """A row for a history, and whether it is to be taken."""
+    """A row for a history, whether it is to be taken, and what to call afterwards, when its memory is free again."""
 
-    def __init__(self, history: History, row: Mapping[str, Tensor | Pieces], accept: bool | Tensor) -> None:
+    def __init__(
+        self, history: History, row: Row, accept: bool | Tensor, afterwards: Callable[[], None] | None = None
+    ) -> None:
         self._history = history
         self._row, self._accept = row, accept
+        self._afterwards = afterwards
 
     def commit(self) -> None:
         """Remember the step."""
@@ -24,3 +27,5 @@ class Pending:
             return
         with self._history.lock:
             self._history.push(self._row, self._accept)
+        if self._afterwards is not None:
+            self._afterwards()

@@ -21,7 +21,6 @@ class _Latest(threading.local):
         self.call: SeenCall | None = None
         self.weight: Tensor | None = None
         self.unread = 0
-        self.used: Tensor | None = None
 
 
 class Fed(Protocol):
@@ -51,7 +50,8 @@ class Producer:
         self.always = always
         self.geometry: Geometry = geometry_of(module)
         self.fed: list[Fed] = []
-        self.copies = True
+        self.copies = False
+        self._known = module._parameters.get("weight")
         self._latest = _Latest()
         self._handles = [
             module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True),
@@ -64,14 +64,13 @@ class Producer:
     @property
     def parameter(self) -> Tensor | None:
         """The weight, if it is a Parameter."""
-        used = self._latest.used
-        return self.module._parameters.get("weight") if used is None else used
+        return self._known if self.copies else self.module._parameters.get("weight")
 
     def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         if not torch.compiler.is_compiling():
             used = module._parameters.get("weight")
-            if used is not self._latest.used:
-                self._latest.used, self.copies = used, True
+            if used is not self._known:  # another object: by surgery, or by FSDP, and then perhaps for a moment only
+                self._known, self.copies = used, True
         if self._is_to_be_held(output):
             if not torch.compiler.is_compiling():
                 self.geometry = geometry_of(module)  # which may have been changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import library, native
-from crossbn.functional.pooling import Votes
 from crossbn.nn.call import Call
 from crossbn.nn.feed import Input
 from crossbn.nn.forms import Form
@@ -28,12 +28,46 @@ _RINGS_OF_GRADIENTS = {"rows": "0.mean_grad", "at": "mean_at", "var_grad": "0.va
 """Where compiled code finds what the two forms keep."""
 
 
-class Seen(NamedTuple):
-    """A call's input and weight, dense, and where the output is looked at."""
+class Workspace:
+    """What a step needs and the next one can use again: structures, a row to be remembered, and scratch.
 
-    y: Tensor
-    weight: Tensor
-    site: C.Site
+    It belongs to one step at a time, from its forward until it is remembered. Threads that share a model have one each.
+    """
+
+    def __init__(self, site: C.Site, form: Form, y: Tensor) -> None:
+        self.site = site
+        self.as_gradients = isinstance(form, Gradients)
+        self.rings = _RINGS_OF_GRADIENTS if self.as_gradients else _RINGS
+        geometry = form.terms[0].geometry
+        self.groups, self.patch_size = geometry.groups, geometry.patch_size
+        channels, amount = geometry.out_channels, 1 + site.amount
+        self.row: Row
+        if self.as_gradients:
+            shapes = ((self.groups, self.patch_size), (channels,), (channels, self.patch_size), (channels,))
+            whole = [y.new_empty(shape) for shape in shapes]
+            self.row = dict(zip(self.rings.values(), whole, strict=True))
+        else:
+            shapes = ((amount, self.groups, self.patch_size), (amount, channels), (amount, channels))
+            whole = [y.new_empty(shape) for shape in shapes]
+            self.row = {n: Pieces(each[0], each[1:]) for n, each in zip(self.rings.values(), whole, strict=True)}
+        self._holds = whole, y.new_empty(site.room(self.as_gradients))
+        self._next = [(f"next_{name}", each.data_ptr()) for name, each in zip(self.rings, whole, strict=True)]
+        self.threads = torch.get_num_threads()
+        self.batch, self.memory = native.structures_for(y.dtype)
+        self.memory.groups, self.memory.i, self.memory.scratch = (
+            self.groups,
+            self.patch_size,
+            self._holds[1].data_ptr(),
+        )
+
+    def fits(self, geometry: C.Geometry, y: Tensor, x: Tensor) -> bool:
+        """Tell whether it was made for such a call."""
+        return self.site.key == C.Site.key_of(geometry, y, x) and self.threads == torch.get_num_threads()
+
+    def remember(self, wanted: bool) -> None:
+        """Let the row be filled, or not."""
+        for name, address in self._next:
+            setattr(self.memory, name, address if wanted else None)
 
 
 def observe(
@@ -54,46 +88,51 @@ def observe(
     """
     source, calls = each.segment.source, each.calls
     form, positions = source.form, x.numel() // x.shape[1]
-    if form is None or len(calls) != 1 or not each.complete or not library.in_use():
+    if form is None or len(calls) != 1 or not each.complete or x.dtype not in library.functions:
         return None
-    if norm is not None and (positions == 1 or not _is_plain(norm)):  # a lone position is centred first, elsewhere
+    own = None if norm is None or positions == 1 else _owned(norm)  # a lone position is centred first, elsewhere
+    if norm is not None and own is None:
         return None
     call = calls[0]
-    if call is None or not call.is_seen or x.dtype not in library.functions:
-        return None
-    source.history.move_(x)
-    if not _is_usual(source, form, call):
-        return None
-    seen = _look(source, form, x, call, norm)
-    if seen is None:
+    if call is None or not call.is_seen:
         return None
     history = source.history
+    history.move_(x)
+    if not _is_usual(source, form, call):
+        return None
+    weight = _dense_weight(call)
+    if not _can_be_handed_over(source, x, call, weight, own):
+        return None
+    work = _workspace(source, form, x, call)
+    if work is None:
+        return None
     pushed = int(history.pushed)
-    slot, steps = pushed % history.slots, min(pushed, history.slots)
-    votes = C.votes_by_age(steps, slot, source.settings.decay, x.dtype, x.device)
+    steps = min(pushed, history.slots)
+    votes = C.votes_by_age(steps, pushed % history.slots, source.settings.decay, x.dtype, x.device)
     counted = sum(history["count"].tolist()) + positions
-    today = moments or (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
-    pooled = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
-    output = None if norm is None else x.new_empty(x.shape)
     bessel = counted / (counted - 1) if counted > 1 else 1.0
-    batch = _batch(x, today, moments is not None, pooled, votes, bessel, norm, output)
-    row = _new_row(form, seen, x.shape[1]) if remember else {}
-    memory, jacobian, own = _memory(history, form, steps, seen, x, votes, row)
-    outcome = native.step(x.dtype, batch, memory, seen.site.structure)
+    today_mean, today_var, mean, var = x.new_empty(4, x.shape[1]).unbind()
+    if moments is not None:
+        today_mean, today_var = moments
+    output = None if own is None else x.new_empty(x.shape)
+    _fill_batch(work, x, (today_mean, today_var), moments is not None, (mean, var), votes.each, bessel, own, output)
+    jacobian, of_var = _fill_memory(work, history, steps, pushed, x, call, weight, votes.weight)
+    work.remember(remember)
+    outcome = native.step(x.dtype, work.batch, work.memory, work.site.structure)
     if outcome == native.NOT_FINITE:
         return None
     if outcome == native.NOT_THE_OPERATOR:
         raise NotTheirs
-    if norm is not None:
-        running = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        torch.autograd.graph.increment_version([tensor for tensor in running if tensor is not None])
+    if own is not None:
+        torch.autograd.graph.increment_version(own.running)
     pending = None
     if remember and outcome == native.DONE:
-        row |= {"mean": today[0], "var": today[1], "count": torch.tensor(float(positions), dtype=x.dtype)}
-        pending = Pending(history, row, True)
+        row = {**work.row, "mean": today_mean, "var": today_var, "count": _number(positions, x.dtype)}
+        pending = Pending(history, row, True, functools.partial(source.workspaces.append, work))
+    else:
+        source.workspaces.append(work)
     jacobians = (jacobian,) if steps else ()
-    several = counted > 1
-    found = Statistics(*pooled, votes.share, bessel, several, positions, True, jacobians, own, None, pending)
+    found = Statistics(mean, var, votes.share, bessel, counted > 1, positions, True, jacobians, of_var, None, pending)
     return found, output
 
 
@@ -108,121 +147,116 @@ def _is_usual(source: Source, form: Form, call: Call) -> bool:
     return history.pushed.is_cpu and not source.has_bias
 
 
-def _is_plain(norm: GuardedBatchNorm) -> bool:
-    """Tell whether running statistics are there and move at a fixed rate."""
-    tracked = norm.num_batches_tracked
-    if norm.running_mean is None or norm.running_var is None or tracked is None or norm.momentum is None:
-        return False
-    return norm.track_running_stats and tracked.is_cpu and tracked.dtype is torch.int64
+class Owned(NamedTuple):
+    """What a norm has of its own; running statistics are mean, variance and how many steps they have seen."""
+
+    running: tuple[Tensor, Tensor, Tensor]
+    gamma: Tensor | None
+    beta: Tensor | None
+    eps: float
+    momentum: float
 
 
-def _look(source: Source, form: Form, x: Tensor, call: Call, norm: GuardedBatchNorm | None) -> Seen | None:
-    """Return what the operator has seen, if all that can be handed over."""
-    y, weight, geometry = call.y, call.weight, call.geometry
+def _owned(norm: GuardedBatchNorm) -> Owned | None:
+    """Return what the norm has, if its running statistics are there and move at a fixed rate."""
+    buffers, parameters = norm._buffers, norm._parameters  # not as attributes: a Module looks for each in three places
+    mean, var, tracked = (buffers.get(name) for name in ("running_mean", "running_var", "num_batches_tracked"))
+    if mean is None or var is None or tracked is None or norm.momentum is None or not norm.track_running_stats:
+        return None
+    if not tracked.is_cpu or tracked.dtype is not torch.int64:
+        return None
+    return Owned((mean, var, tracked), parameters["weight"], parameters["bias"], norm.eps, norm.momentum)
+
+
+def _dense_weight(call: Call) -> Tensor:
+    assert call.weight is not None
+    if not call.geometry.transposed:
+        return call.weight
+    with torch.no_grad():
+        return C.flatten_weight(call.weight, call.geometry)
+
+
+def _can_be_handed_over(source: Source, x: Tensor, call: Call, weight: Tensor, own: Owned | None) -> bool:
+    y, size = call.y, x.shape[1:2]
     assert y is not None
-    assert weight is not None
-    if geometry.transposed:
-        with torch.no_grad():
-            weight = C.flatten_weight(weight, geometry)
-    own = () if norm is None else (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    vectors = [vector for vector in own if vector is not None]
-    if not library.fit(x, y, weight, source.history["mean"], *vectors) or not weight.is_contiguous():
-        return None
-    if x.shape[2:] != call.output_sizes or len(y) != len(x) or any(v.shape != x.shape[1:2] for v in vectors):
-        return None
+    vectors = [] if own is None else [v for v in (*own.running[:2], own.gamma, own.beta) if v is not None]
+    if x.shape[2:] != call.output_sizes or len(y) != len(x) or any(vector.shape != size for vector in vectors):
+        return False
+    return library.fit(x, y, weight, source.history["mean"], *vectors) and weight.is_contiguous()
+
+
+def _workspace(source: Source, form: Form, x: Tensor, call: Call) -> Workspace | None:
+    """Return one that no other step has, for this step to have; None if its tables would be too large."""
+    y, geometry = call.y, call.geometry
+    assert y is not None
     assert form.positions is not None
-    if source.tables is None or source.tables.key != C.Site.key_of(geometry, y, x):
-        if not C.Site.has_room(geometry, x):
-            return None
-        source.tables = C.Site(geometry, y, x, form.positions)
-    return Seen(y, weight, source.tables)
+    try:
+        work: Workspace = source.workspaces.pop()  # one operation: no other thread gets the same
+        if work.fits(geometry, y, x):
+            return work
+    except IndexError:
+        pass
+    if not C.Site.has_room(geometry, x):
+        return None
+    return Workspace(C.Site(geometry, y, x, form.positions), form, y)
 
 
-def _batch(
+@functools.lru_cache(256)
+def _number(value: int, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):  # it is kept, and used in training as well
+        return torch.tensor(float(value), dtype=dtype)
+
+
+def _fill_batch(
+    work: Workspace,
     x: Tensor,
     today: Moments,
     known: bool,
     pooled: Moments,
-    votes: Votes,
+    votes: Tensor | None,
     bessel: float,
-    norm: GuardedBatchNorm | None,
+    own: Owned | None,
     output: Tensor | None,
-) -> native.Structure:
-    always = {"known": known, "today_mean": today[0], "today_var": today[1], "votes": votes.each}
-    always |= {"mean": pooled[0], "var": pooled[1], "bessel": bessel}
-    if norm is None:
-        return native.batch(x, **always)
-    return native.batch(
-        x,
-        **always,
-        gamma=norm.weight,
-        beta=norm.bias,
-        eps=norm.eps,
-        output=output,
-        momentum=norm.momentum,
-        running_mean=norm.running_mean,
-        running_var=norm.running_var,
-        tracked=norm.num_batches_tracked,
-    )
+) -> None:
+    batch = work.batch
+    batch.x, batch.n, batch.c, batch.s, batch.x_stride = native.extent(x)
+    batch.known, batch.votes, batch.bessel = known, _address(votes), bessel
+    batch.today_mean, batch.today_var = today[0].data_ptr(), today[1].data_ptr()
+    batch.mean, batch.var = pooled[0].data_ptr(), pooled[1].data_ptr()
+    batch.output = _address(output)
+    if own is None:
+        batch.running_mean = None
+        return
+    batch.gamma, batch.beta, batch.eps, batch.momentum = _address(own.gamma), _address(own.beta), own.eps, own.momentum
+    batch.running_mean, batch.running_var, batch.tracked = (each.data_ptr() for each in own.running)
 
 
-def _new_row(form: Form, seen: Seen, channels: int) -> Row:
-    """Return room for what is to be kept of this step."""
-    y, geometry = seen.y, form.terms[0].geometry
-    groups, size = geometry.groups, geometry.patch_size
-    if isinstance(form, Gradients):
-        return {
-            "0.mean_grad": y.new_empty(groups, size),
-            "mean_at": y.new_empty(channels),
-            "0.var_grad": y.new_empty(channels, size),
-            "var_at": y.new_empty(channels),
-        }
-    amount = 1 + seen.site.amount
-    rows, at, centred = y.new_empty(amount, groups, size), y.new_empty(amount, channels), y.new_empty(amount, channels)
-    return {
-        "0.rows": Pieces(rows[0], rows[1:]),
-        "products": Pieces(at[0], at[1:]),
-        "centred": Pieces(centred[0], centred[1:]),
-    }
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
-def _memory(
-    history: History, form: Form, steps: int, seen: Seen, x: Tensor, votes: Votes, row: Row
-) -> tuple[native.Structure, C.Jacobian, Tensor]:
-    """Return what is remembered and will be, how the pooled moments will follow the weight, and d var / d past var."""
-    geometry, channels, as_gradients = form.terms[0].geometry, x.shape[1], isinstance(form, Gradients)
-    groups, size = geometry.groups, geometry.patch_size
-    amount = 1 if as_gradients else history["0.rows"].shape[1]
-    kept, coefficient = x.new_empty(steps, amount, groups, size), x.new_empty(steps, amount, channels)
-    rest = x.new_empty(channels, size) if as_gradients else None
-    own = x.new_empty(steps, channels)
-    rings = _RINGS_OF_GRADIENTS if as_gradients else _RINGS
-    arrays = {field: history[name] for field, name in rings.items()}
-    if row:
-        arrays |= {f"next_{field}": _whole(row[name]) for field, name in rings.items()}
-        arrays["scratch"] = x.new_empty(seen.site.room(as_gradients))
-    memory = native.memory(
-        seen.y,
-        weight=seen.weight,
-        r=steps,
-        m=amount,
-        groups=groups,
-        i=size,
-        start=seen.site.start(int(history.pushed)),
-        mean=history["mean"],
-        var=history["var"],
-        kept=kept,
-        coefficient=coefficient,
-        rest=rest,
-        own=own,
-        **arrays,
-    )
-    return memory, C.Jacobian(kept, votes.weight, coefficient, rest), own
-
-
-def _whole(value: Tensor | Pieces) -> Tensor:
-    """Return the tensor that both pieces are parts of, or the value itself."""
-    if isinstance(value, Tensor):
-        return value
-    assert value.samples._base is not None
-    return value.samples._base
+def _fill_memory(
+    work: Workspace,
+    history: History,
+    steps: int,
+    pushed: int,
+    x: Tensor,
+    call: Call,
+    weight: Tensor,
+    of_mean: Tensor,
+) -> tuple[C.Jacobian, Tensor]:
+    """Return how the pooled moments will follow the weight, and d var / d past var."""
+    memory, y, channels = work.memory, call.y, x.shape[1]
+    assert y is not None
+    amount = 1 if work.as_gradients else history["0.rows"].shape[1]
+    kept = x.new_empty(steps, amount, work.groups, work.patch_size)
+    coefficient, own = x.new_empty(steps, amount, channels), x.new_empty(steps, channels)
+    rest = x.new_empty(channels, work.patch_size) if work.as_gradients else None
+    memory.r, memory.m, memory.start = steps, amount, work.site.start(pushed)
+    memory.weight, memory.y, memory.y_stride = weight.data_ptr(), y.data_ptr(), y.stride(0)
+    memory.mean, memory.var = history["mean"].data_ptr(), history["var"].data_ptr()
+    for field, name in work.rings.items():
+        setattr(memory, field, history[name].data_ptr())
+    memory.kept, memory.coefficient, memory.own = kept.data_ptr(), coefficient.data_ptr(), own.data_ptr()
+    memory.rest = _address(rest)
+    return C.Jacobian(kept, of_mean, coefficient, rest), own

@@ -1,9 +1,9 @@
 """One training forward of a model, from its beginning to its end.
 
 A step is remembered when the forward of the converted model has come to its end: one that fails, because memory runs
-out, say, and is tried again leaves no trace of its first attempt. A norm that runs outside of any such forward (built by
-hand, or called through a part of the model) remembers at once. Within a forward a norm may run several times: pyramid
-levels, siamese branches. Its calls are numbered, and each number has a history of its own.
+out, say, and is tried again leaves no trace of its first attempt. A norm that runs outside of any such forward (built
+by hand, or called through a part of the model) remembers at once. Within a forward a norm may run several times:
+pyramid levels, siamese branches. Its calls are numbered, and each number has a history of its own.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Source:
         self.settings = settings
         self.deeper: Deeper | None = None
         self.readers = 0
-        self.tables: Any = None
+        self.workspaces: list[Any] = []
+        """Those of `quick` that no step is using."""
         self.has_bias: bool | None = None
         self._blind = False
         for term in terms:
@@ -91,7 +92,7 @@ class Source:
         self.history = History(self.window - 1, self._shapes(), like, settings.history_dtype)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "tables": None}  # full of addresses
+        return {**self.__dict__, "workspaces": []}  # full of addresses
 
     @property
     def producers(self) -> list[Producer]:
@@ -125,7 +126,7 @@ class Source:
         """Fit the history to new settings; it is kept unless it lacks what they need."""
         self.settings = settings
         self.form = make_form(self.terms, settings)
-        self.tables = None
+        self.workspaces = []
         shapes = self._shapes()
         if shapes.keys() != self.history.rings.keys() or settings.history_dtype != self.history.narrow:
             self.history = History(self.window - 1, shapes, self.history["mean"], settings.history_dtype)
@@ -140,6 +141,8 @@ class Source:
         """
         if not self.terms:
             return () if not calls else None
+        if len(self.terms) == 1 and len(calls) == 1 and self.terms[0].is_known(calls[0]):
+            return calls
         left = list(calls)
         aligned: list[Call | None] = []
         for term in self.terms:
@@ -176,7 +179,8 @@ class Source:
             term.leaf = parameter
             if known is not None:
                 self.forget()
-        if producer.geometry != term.geometry and term.is_shaped_like(producer.geometry):
+        geometry = producer.geometry
+        if geometry is not term.geometry and geometry != term.geometry and term.is_shaped_like(geometry):
             term.geometry = producer.geometry
             self.forget()
 
@@ -239,11 +243,15 @@ class Source:
 
     def knows_weights(self, calls: Calls) -> bool:
         """Tell whether remembered steps can be moved to today's weights."""
+        if calls and all(call is not None and call.weight is not None for call in calls):
+            return True
         return self._weights(calls, torch.float32) is not None
 
     def can_remember(self, calls: Calls) -> bool:
         """Tell whether the operators that are trained let their input be seen, and notice when they begin to."""
         if self.form is None:
+            return True
+        if not self._blind and len(calls) == 1 and calls[0] is not None and calls[0].is_seen:
             return True
         if torch.compiler.is_compiling():
             return bool(calls)

@@ -24,6 +24,7 @@ class Term:
         self.leaf = leaf
         self.producer = producer
         self.bias_leaf: Tensor | None = None
+        self._known: tuple[object, ...] = ()
 
     @classmethod
     def of_producer(cls, producer: Producer) -> Term:
@@ -48,8 +49,16 @@ class Term:
         sizes = [(each.out_channels, each.groups, each.patch_size, each.transposed) for each in (self.geometry, other)]
         return sizes[0] == sizes[1]
 
+    def is_known(self, call: Call) -> bool:
+        """Tell whether `call` is, to the object, as the latest one that was noted."""
+        if not call.is_seen or call.leaf is None or self._known != (id(call.leaf), id(call.geometry), id(call.bias)):
+            return False
+        return self.leaf is call.leaf and (self.producer is None or self.producer.parameter is call.leaf)
+
     def note(self, call: Call) -> None:
         """Keep what a call tells of the operator for forwards that have no graph."""
+        if call.is_seen and isinstance(call.leaf, nn.Parameter):
+            self._known = id(call.leaf), id(call.geometry), id(call.bias)
         if self.producer is None:
             self.leaf = call.leaf if self.leaf is None else self.leaf
             self.bias_leaf = call.bias

@@ -136,7 +136,7 @@ void NAME(blend)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var
 
 /* Take over running statistics that have been moved elsewhere, if they are finite; return whether they are. */
 int NAME(take_over)(int64_t c, IN mean, IN var, OUT running_mean, OUT running_var, int64_t *tracked) {
-    if (!NAME(is_finite)(var, c)) return 0; /* it is not if the mean is not */
+    if (!NAME(is_finite)(mean, c) || !NAME(is_finite)(var, c)) return 0;
     memcpy(running_mean, mean, (size_t)c * sizeof(REAL));
     memcpy(running_var, var, (size_t)c * sizeof(REAL));
     *tracked += 1;

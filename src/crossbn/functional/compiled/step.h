@@ -205,7 +205,9 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
             }
         }
     }
-    if (!NAME(is_finite)(batch->today_var, c) || !NAME(is_finite)(batch->var, c)) return NOT_FINITE;
+    if (!NAME(is_finite)(batch->today_var, c)) return NOT_FINITE;
+    for (int64_t j = 0; j < c; j++)
+        if (!isfinite((REAL)(batch->var[j] * batch->bessel))) return NOT_FINITE;
     if (memory->next_rows != 0)
         outcome = sampled ? NAME(keep_samples)(site, batch, memory, threads)
                           : NAME(keep_gradients)(site, batch, memory, threads);
