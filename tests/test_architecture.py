@@ -11,8 +11,10 @@ import crossbn
 
 ROOT = Path(crossbn.__file__).parent
 LEVELS = [
-    {"functional", "schedules", "records", "compat", "conversion_report"},
+    {"torch_internals", "schedules", "records", "compat"},
+    {"functional"},
     {"nn"},
+    {"conversion_report"},
     {"pairing", "convert", "swap", "history_state", "fold", "reach", "recalibrate", "cost", "analysis", "datasets"},
     {"integrations", "recipes"},
     {"experiments"},

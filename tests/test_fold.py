@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -58,6 +59,76 @@ def test_a_norm_whose_operator_feeds_something_else_stays() -> None:
             return y + self.norm(y)
 
     model, x = trained(Branching(), (2, 4, 4))
+    folded = crossbn.fold(model)
+    assert type(folded.norm) is nn.BatchNorm2d
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+class Padding(nn.Conv2d):
+    """Pads unevenly, as no convolution of torch's does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, (1, 0, 2, 0)), self.weight, self.bias, self.stride)
+
+
+class Standardized(nn.Conv2d):
+    """Undoes any scale of its weight, so that nothing can be folded into it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight / self.weight.flatten(1).std(1).reshape(-1, 1, 1, 1), self.bias)
+
+
+class WithoutBias(nn.Conv2d):
+    """Forgets its bias, which the norm's shift would become."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight)
+
+
+class Rectified(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        (Padding, nn.Identity),
+        (Standardized, nn.BatchNorm2d),
+        (WithoutBias, nn.BatchNorm2d),
+        (Rectified, nn.BatchNorm2d),
+    ],
+)
+def test_an_operator_with_a_forward_of_its_own(operator: type[nn.Conv2d], kind: type[nn.Module]) -> None:
+    """It is folded into if the graph has shown that it is linear, and the result does the same."""
+    model, x = trained(nn.Sequential(operator(2, 3, 3), nn.BatchNorm2d(3)), (2, 6, 6))
+    expected = model(x)
+    folded = crossbn.fold(model)
+    assert [type(module) for module in folded.children()] == [operator, kind]
+    torch.testing.assert_close(folded(x), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+def test_an_operator_with_a_forward_of_its_own_that_has_not_run() -> None:
+    model = nn.Sequential(Padding(2, 3, 3), nn.BatchNorm2d(3)).double()
+    crossbn.convert_(model, window=3)
+    model.eval()
+    folded, x = crossbn.fold(model), torch.randn(2, 2, 6, 6, dtype=torch.float64)
+    assert type(folded.get_submodule("1")) is nn.BatchNorm2d
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_an_operator_with_a_forward_of_its_own_that_feeds_something_else() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = Padding(2, 3, 3), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x)
+            return y + self.norm(y)
+
+    model, x = trained(Branching(), (2, 6, 6))
     folded = crossbn.fold(model)
     assert type(folded.norm) is nn.BatchNorm2d
     torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)

@@ -129,7 +129,7 @@ def test_affine_is_kept(name: str, affine: bool) -> None:
 @pytest.mark.parametrize("name", NORMS)
 def test_every_kind_of_batch_norm(name: str, kind: type[nn.Module], shape: tuple[int, ...]) -> None:
     model = nn.Sequential(nn.Identity(), kind(6))
-    options = {"unpaired": "pool"} if name == "cbn" else {}
+    options: dict[str, Any] = {"unpaired": "pool"} if name == "cbn" else {}
     assert crossbn.swap_norm_(model, name, **options).replaced == ("1",)
     dims = len(shape) - 2
     direct = crossbn.nn.make_norm(name, 6, dims if kind is not nn.SyncBatchNorm else None)

@@ -78,7 +78,9 @@ def test_nothing_is_kept_or_hooked_between_measurements() -> None:
 
 def test_attached_it_sees_training_forwards_only() -> None:
     model = network(window=3)
+    hooks = dict(model._forward_pre_hooks)
     with FidelityProbe(model, every=100) as probe:
+        assert len(model._forward_pre_hooks) == len(hooks) + 1
         train(model, [batch(0), batch(1)])
         with torch.no_grad():
             model(batch(2))
@@ -89,7 +91,7 @@ def test_attached_it_sees_training_forwards_only() -> None:
     assert probe.steps == 3
     train(model, [batch(5)])
     assert probe.steps == 3
-    assert len(model._forward_pre_hooks) == 0
+    assert dict(model._forward_pre_hooks) == hooks
 
 
 def test_layers_can_be_chosen() -> None:

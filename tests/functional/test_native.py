@@ -330,7 +330,7 @@ def test_it_can_be_done_without() -> None:
 
 def test_structures_are_those_of_the_library() -> None:
     for dtype in DTYPES:
-        fields = dict(library.structures["memory", dtype]._fields_)  # type: ignore[misc]  # of ctypes' pairs
+        fields = {name: kind for name, kind, *_ in library.structures["memory", dtype]._fields_}
         assert fields["y"] is library.POINTER
         assert fields["y_stride"] is library.NUMBER
     assert library.structures["site", None].size.size == 3 * 8

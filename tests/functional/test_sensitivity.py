@@ -142,7 +142,9 @@ def test_gradients_of_normalize_and_follow_weight() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
     # The same through links, one for each half of the channels.
     halves = [
-        C.Jacobian(j[0][:, :, i : i + 1], j[1][:, 2 * i : 2 * i + 2], j[2][..., 2 * i : 2 * i + 2], jacobian[2 * i :][:2])
+        C.Jacobian(
+            j[0][:, :, i : i + 1], j[1][:, 2 * i : 2 * i + 2], j[2][..., 2 * i : 2 * i + 2], jacobian[2 * i :][:2]
+        )
         for i, j in enumerate([jacobians] * 2)
     ]
     links = [Recorder(0, 2, halves[0]), Recorder(2, 4, halves[1])]

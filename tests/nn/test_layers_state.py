@@ -33,7 +33,9 @@ def test_resume() -> None:
         assert torch.equal(other(y), out)
         assert torch.equal(copied(y), out)
     before = crossbn.history_state(shallow := network(case, layers=1))
-    with pytest.raises(ValueError, match=r"1/0: it was saved with other settings: \[1, 1, 0, 2, 0\] for \[1, 1, 0, 1, 0\]"):
+    with pytest.raises(
+        ValueError, match=r"1/0: it was saved with other settings: \[1, 1, 0, 2, 0\] for \[1, 1, 0, 1, 0\]"
+    ):
         crossbn.load_history_state(shallow, saved["history"])
     torch.testing.assert_close(crossbn.history_state(shallow), before, rtol=0, atol=0)
 

@@ -431,7 +431,9 @@ def test_input_that_the_producer_has_not_made() -> None:
     model.linear = False
     norm = norm_of(model, "norm")
     x = batch(2, 3, 4, 4)
-    with pytest.warns(crossbn.ConversionWarning, match=r"^norm: plain .*made otherwise than pairing has found: after relu"):
+    with pytest.warns(
+        crossbn.ConversionWarning, match=r"^norm: plain .*made otherwise than pairing has found: after relu"
+    ):
         out = model(x)
     expected = nn.functional.batch_norm(model.conv(x).relu(), None, None, norm.weight, norm.bias, True)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)

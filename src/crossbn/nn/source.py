@@ -316,8 +316,8 @@ class Source:
             present = present * accept
         statistics = self._pool(today, bias, rings, past, present)
         if row and accept is not False:
-            accept = accept & sound & statistics.finite
-            statistics = statistics._replace(pending=Pending(history, history.completed(row), accept))
+            # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
+            statistics = statistics._replace(pending=Pending(history, history.completed(row), accept & sound))
         return statistics
 
     def _recollect(self, rings: dict[str, Tensor], weights: list[Tensor]) -> Recollection | None:

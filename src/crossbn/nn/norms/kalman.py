@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crossbn.functional import geometry_of
 from crossbn.nn.norms.base import RankedBatchNorm, channelwise
 from crossbn.nn.norms.kalman_filter import Estimate, correct, observe, predict
+from crossbn.torch_internals import backward_is_running
 
 
 class Link(NamedTuple):
@@ -105,7 +106,7 @@ class KalmanNorm(RankedBatchNorm):
         self._check_positions(x)
         if self._link is None:
             return self._start_chain(x)
-        if torch._C._current_graph_task_id() != -1:
+        if backward_is_running():
             raise RuntimeError(f"{self.label}: a chained KalmanNorm cannot be computed again inside backward")
         before = self._link.previous._take()
         return self._start_chain(x) if before is None else self._go_on(x, predict(before, self._link.producer))
