@@ -61,8 +61,11 @@ class ConversionReport:
                 self._model = None
         return self._records
 
-    def complete(self) -> None:
-        """Log the report, and warn if it is not what was hoped for."""
+    def complete(self) -> bool:
+        """Log the report, and warn if it is not what was hoped for; False if nothing has come out yet."""
+        before = len([record for record in self._records if record.status == PENDING])
+        if before and len(self.pending) == before:
+            return False
         logging.getLogger("crossbn").info("%s", self)
         meant = [record for record in self.records if not record.asked]
         helped = [record for record in meant if record.status in (COMPENSATED, POOLED)]
@@ -70,6 +73,7 @@ class ConversionReport:
             say("the model has no batch norm: nothing was converted")
         elif len(helped) < _ENOUGH * len(meant):
             say(f"{len(meant) - len(helped)} of {len(meant)} norms stay BatchNorm: {_main_reasons(meant)}. {_REMEDY}")
+        return True
 
     def _with_status(self, status: str) -> list[NormRecord]:
         return [record for record in self.records if record.status == status]

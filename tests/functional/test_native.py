@@ -262,10 +262,17 @@ def test_layouts_are_not_of_the_history() -> None:
 
 
 def test_another_default_device() -> None:
-    network = converted(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
-    steps_of(network, 2, 2, 3, 6, 6)
-    with torch.device("meta"):
-        assert network(torch.ones(2, 3, 6, 6, dtype=torch.float64, device="cpu")).device.type == "cpu"
+    """Neither that step nor what is kept of it for later ones is there."""
+    images = torch.ones(2, 3, 13, 11, dtype=torch.float64)  # a size that no other test has: nothing is known of it
+
+    def outputs() -> tuple[Tensor, ...]:
+        network = converted(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+        steps_of(network, 2, 2, 3, 6, 6)
+        with torch.device("meta"):
+            first = network(images)
+        return first, network(2 * images)
+
+    twice(outputs)
 
 
 def test_a_weight_of_another_size_in_its_place() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crossbn.torch_internals import is_functorch_wrapped_tensor, is_tracing
+from crossbn.torch_internals import is_tracing, is_wrapped
 
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
@@ -123,7 +123,7 @@ def fit(*tensors: Tensor) -> bool:
     if dtype not in functions:
         return False
     for each in tensors:  # no generator: this is asked several times a step
-        if each.dtype is not dtype or not each.is_cpu or type(each) not in _PLAIN or is_functorch_wrapped_tensor(each):
+        if each.dtype is not dtype or not each.is_cpu or type(each) not in _PLAIN or is_wrapped(each):
             return False
         if each.is_neg() or (not each.is_contiguous() and not _has_dense_images(each)):
             return False

@@ -119,7 +119,7 @@ class ConvolutionCall(NodeCall):
         _, weight_edge, bias_edge = node.next_functions
         super().__init__(node, _leaf(weight_edge[0]), shape[2:])
         has_bias = any(node._saved_bias_sym_sizes_opt or ())  # (0,) or None without one
-        self.bias = _leaf(bias_edge[0]) if has_bias else None
+        self.bias = _bias(bias_edge[0], shape[1]) if has_bias else None
         self.is_whole = not has_bias or self.bias is not None
         if not has_hooks(node._raw_saved_input) and not has_hooks(node._raw_saved_weight):
             weight = node._saved_weight
@@ -172,11 +172,10 @@ class AddmmCall(NodeCall):
         added = len(node.next_functions) == 3  # addmm, else mm
         self.weight_slot, self.bias_slot = (2, 0) if added else (1, -1)
         edges = [edge for edge, _ in node.next_functions]
-        super().__init__(node, _leaf(edges[self.weight_slot]), norm_shape[2:])
+        super().__init__(node, _leaf(edges[self.weight_slot], _VIEWS), norm_shape[2:])
         if added:
-            self.bias = _leaf(edges[0])
-            self.is_whole = self.bias is not None and self.bias.shape == norm_shape[1:2]
-            self.bias = self.bias if self.is_whole else None
+            self.bias = _bias(edges[0], norm_shape[1])
+            self.is_whole = self.bias is not None
         matrix, rows = node._raw_saved_mat2, node._raw_saved_mat1 if added else node._raw_saved_self
         if has_hooks(rows) or has_hooks(matrix):
             return
@@ -210,15 +209,24 @@ def _matrix(node: Any, leaf: Tensor | None) -> Tensor | None:
     if leaf is None:
         return None
     outputs = int(node._input_metadata[0].shape[1])
+    if leaf.ndim != 2 or outputs not in leaf.shape:
+        return None
     return leaf if leaf.shape[0] == outputs else leaf.mT
 
 
+def _bias(node: Any, channels: int) -> Tensor | None:
+    """Return the Parameter that a bias is, if it is one, and nothing is repeated or broadcast."""
+    leaf = _leaf(node, _VIEWS)
+    return leaf if leaf is not None and leaf.shape == (channels,) else None
+
+
+_VIEWS = frozenset({"ViewBackward0"})
 _CASTS = {"ToCopyBackward0", "TBackward0", "TransposeBackward0", "CloneBackward0", "AliasBackward0"}
 
 
-def _leaf(node: Any) -> Tensor | None:
-    """Return the Parameter at the end of casts and transpositions, if it is one."""
-    while node is not None and type(node).__name__ in _CASTS:
+def _leaf(node: Any, others: frozenset[str] = frozenset()) -> Tensor | None:
+    """Return the Parameter at the end of casts and transpositions, and perhaps of `others`, if it is one."""
+    while node is not None and type(node).__name__ in _CASTS | others:
         node = node.next_functions[0][0]
     variable: Tensor | None = getattr(node, "variable", None)
     return variable

@@ -41,15 +41,12 @@ class Workspace:
         geometry = form.terms[0].geometry
         self.groups, self.patch_size = geometry.groups, geometry.patch_size
         channels, amount = geometry.out_channels, 1 + site.amount
-        self.row: Row
+        shapes: list[tuple[int, ...]] = [(amount, self.groups, self.patch_size), (amount, channels), (amount, channels)]
         if self.as_gradients:
-            shapes = ((self.groups, self.patch_size), (channels,), (channels, self.patch_size), (channels,))
-            whole = [y.new_empty(shape) for shape in shapes]
-            self.row = dict(zip(self.rings.values(), whole, strict=True))
-        else:
-            shapes = ((amount, self.groups, self.patch_size), (amount, channels), (amount, channels))
-            whole = [y.new_empty(shape) for shape in shapes]
-            self.row = {n: Pieces(each[0], each[1:]) for n, each in zip(self.rings.values(), whole, strict=True)}
+            shapes = [(self.groups, self.patch_size), (channels,), (channels, self.patch_size), (channels,)]
+        whole = [y.new_empty(shape) for shape in shapes]
+        parts = whole if self.as_gradients else [Pieces(each[0], each[1:]) for each in whole]
+        self.row: Row = dict(zip(self.rings.values(), parts, strict=True))
         self._holds = whole, y.new_empty(site.room(self.as_gradients))
         self._next = [(f"next_{name}", each.data_ptr()) for name, each in zip(self.rings, whole, strict=True)]
         self.threads = torch.get_num_threads()
@@ -159,13 +156,13 @@ class Owned(NamedTuple):
 
 def _owned(norm: GuardedBatchNorm) -> Owned | None:
     """Return what the norm has, if its running statistics are there and move at a fixed rate."""
-    buffers, parameters = norm._buffers, norm._parameters  # not as attributes: a Module looks for each in three places
+    buffers = norm._buffers  # not as attributes, which a Module looks for in three places
     mean, var, tracked = (buffers.get(name) for name in ("running_mean", "running_var", "num_batches_tracked"))
     if mean is None or var is None or tracked is None or norm.momentum is None or not norm.track_running_stats:
         return None
     if not tracked.is_cpu or tracked.dtype is not torch.int64:
         return None
-    return Owned((mean, var, tracked), parameters["weight"], parameters["bias"], norm.eps, norm.momentum)
+    return Owned((mean, var, tracked), norm.weight, norm.bias, norm.eps, norm.momentum)
 
 
 def _dense_weight(call: Call) -> Tensor:

@@ -52,14 +52,14 @@ class Scope:
     """Hooks on a converted model that mark where its forward begins and ends; the outermost one counts.
 
     Attributes:
-        after: what to call at the end of a training forward, if anything.
+        after: what to call at the end of training forwards until it returns True, if anything.
     """
 
-    def __init__(self, after: Callable[[], None] | None = None) -> None:
+    def __init__(self, after: Callable[[], bool] | None = None) -> None:
         self.after = after
 
     @classmethod
-    def mark_(cls, model: nn.Module, after: Callable[[], None] | None = None) -> None:
+    def mark_(cls, model: nn.Module, after: Callable[[], bool] | None = None) -> None:
         """Let the forwards of `model` be noticed, and those of its children, which may be called by themselves."""
         cls.unmark_(model)
         for module in (model, *(child for child in model.children() if any(True for _ in child.children()))):
@@ -97,9 +97,8 @@ class Scope:
             return
         for remember in forward.at_end:
             remember()
-        if self.after is not None and model.training and torch.is_grad_enabled():
-            after, self.after = self.after, None
-            after()
+        if self.after is not None and model.training and torch.is_grad_enabled() and self.after():
+            self.after = None
 
 
 def at_end_of_forward(remember: Callable[[], None]) -> None:

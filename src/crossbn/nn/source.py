@@ -123,8 +123,8 @@ class Source:
         self.configure_(self.settings)
 
     def configure_(self, settings: Settings) -> None:
-        """Fit the history to new settings; it is kept unless it lacks what they need."""
-        self.settings = settings
+        """Fit the history to new settings; it is kept unless it lacks what they need, or means something else there."""
+        other_order, self.settings = settings.order != self.settings.order, settings
         self.form = make_form(self.terms, settings)
         self.workspaces = []
         shapes = self._shapes()
@@ -133,6 +133,8 @@ class Source:
         elif self.history.slots != self.window - 1:
             self.history.resize_(self.window - 1)
         self.history.fit_(shapes)
+        if other_order:
+            self.forget()
 
     def align(self, calls: Sequence[Call]) -> Calls | None:
         """Return the calls in the order of the terms; None if they are of other operators.

@@ -33,16 +33,19 @@ FAST static double NAME(sum)(IN x, int64_t s) {
     return total;
 }
 
-FAST static double NAME(sum_of_squares)(IN x, REAL mean, int64_t s) {
-    double total = 0;
+/* Add to sum(x - mean) and sum((x - mean)^2). */
+FAST static void NAME(add_deviations)(IN x, REAL mean, int64_t s, double *deviation, double *squares) {
     for (int64_t start = 0; start < s; start += BLOCK) {
         int64_t stop = start + BLOCK < s ? start + BLOCK : s;
-        REAL part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int64_t p = start; p < stop; p++) part += (x[p] - mean) * (x[p] - mean);
-        total += part;
+        REAL part = 0, square = 0;
+#pragma omp simd reduction(+ : part, square)
+        for (int64_t p = start; p < stop; p++) {
+            part += x[p] - mean;
+            square += (x[p] - mean) * (x[p] - mean);
+        }
+        *deviation += part;
+        *squares += square;
     }
-    return total;
 }
 
 /* Add to sum(g) and sum(g (x - mean)). */
@@ -78,12 +81,16 @@ int NAME(all_finite)(IN x, int64_t size) { return NAME(is_finite)(x, size); }
 
 /* Mean and, unless null, biased variance of a channel. */
 static void NAME(moments_of)(IN x, int64_t n, int64_t s, int64_t batch_stride, OUT mean, OUT var) {
-    double total = 0, squares = 0;
+    double total = 0, squares = 0, deviation = 0;
     for (int64_t b = 0; b < n; b++) total += NAME(sum)(x + b * batch_stride, s);
     *mean = (REAL)(total / (double)(n * s));
     if (var == 0) return;
-    for (int64_t b = 0; b < n; b++) squares += NAME(sum_of_squares)(x + b * batch_stride, *mean, s);
-    *var = (REAL)(squares / (double)(n * s));
+    /* The second pass also says how far the first one's mean is off. */
+    for (int64_t b = 0; b < n; b++) NAME(add_deviations)(x + b * batch_stride, *mean, s, &deviation, &squares);
+    deviation /= (double)(n * s);
+    squares = squares / (double)(n * s) - deviation * deviation;
+    *mean = (REAL)(*mean + deviation);
+    *var = (REAL)(squares < 0 ? 0 : squares); /* this way round NaN stays NaN */
 }
 
 /* The same of each channel. */

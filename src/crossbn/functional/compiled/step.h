@@ -190,7 +190,7 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
     const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
     const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
     enum outcome outcome = DONE;
-    memcpy(memory->kept, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
+    if (r > 0) memcpy(memory->kept, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
         const int64_t begin = c * part / parts, end = c * (part + 1) / parts;
