@@ -53,6 +53,11 @@ class Call:
         """Whether the weight has a gradient."""
         return self.weight is not None and self.weight.requires_grad
 
+    def can_have_made(self, x: Tensor) -> bool:
+        """Tell whether a tensor of the shape of `x`, its channels aside, can have come of this call."""
+        y, rank = self.y, len(self.geometry.kernel) + 2
+        return y is not None and y.ndim == x.ndim == rank and len(y) == len(x) and self.output_sizes == x.shape[2:]
+
     def graft(self) -> Graft | None:
         """Return where to add to the gradients of weight and bias; None if the graph has no such place."""
         return None

@@ -266,7 +266,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def _say(self, reason: str, surprising: bool) -> None:
         if torch.compiler.is_compiling():
             return
-        self.plain_reason = reason
+        if torch.is_grad_enabled():  # else it is not how the norm is trained
+            self.plain_reason = reason
         if surprising and reason not in self._said:
             self._said.add(reason)
             say(f"{self.label}: plain BatchNorm at this step: {reason}")

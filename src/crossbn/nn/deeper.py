@@ -61,7 +61,7 @@ class Deeper:
             self._forget()
 
     def _see_forward(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-        if not backward_is_running():
+        if torch.compiler.is_compiling() or not backward_is_running():
             self._has_graph = output.requires_grad
 
     def _see_load(self, *_: Any) -> None:

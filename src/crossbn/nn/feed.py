@@ -113,13 +113,14 @@ class Feeds:
         choices = self._by_site.get(site, [])
         first = choices[0] if choices else ()
         if torch.compiler.is_compiling() or any(s.source.given for s in first):
-            return self._held(self.main)
+            return self._held(self.main, x)
         if self.settings.order == 0:
             return [Input(s, (), False) for s in first or self._pooled(site, x.shape[1], like)]
         if (inputs := _usual(first, x)) is not None:
             return inputs
         if x.grad_fn is None:
-            return self._held(self.main if site == CallSite() else first) if choices else self._unpaired(x, site, like)
+            known = self.main if site == CallSite() else first
+            return self._held(known, x) if choices else self._unpaired(x, site, like)
         parts = read_calls(x)
         for feed in choices:
             if (inputs := _align(feed, parts)) is not None:
@@ -127,7 +128,7 @@ class Feeds:
         if any(part.calls for part in parts):
             return self._new(parts, site, like)
         if any(s.source.terms for s in first):
-            held = self._held(first)  # by hooks, of calls that ran in a region of their own
+            held = self._held(first, x)  # by hooks, of calls that ran in a region of their own
             if isinstance(held, list) or self.unpaired != "pool":
                 reason = f"its input is made otherwise than pairing has found: {_reasons(parts)}"
                 return held if isinstance(held, list) else Plain(reason, True)
@@ -138,16 +139,19 @@ class Feeds:
         inputs = None if x.grad_fn is None else _align(feed, read_calls(x))
         return inputs or [Input(segment, (), segment.source.direct) for segment in feed]
 
-    def _held(self, feed: Feed) -> list[Input] | Plain:
+    def _held(self, feed: Feed, x: Tensor) -> list[Input] | Plain:
         """Return what hooks on the modules have seen."""
         if not feed:
             return Plain("pairing has found no operator, and the graph cannot be read here", False)
+        without_graph = not torch.compiler.is_compiling() and x.grad_fn is None
         inputs = []
         for segment in feed:
             source = segment.source
-            calls = source.held_calls() if source.form is not None else ()
+            calls = source.held_calls(without_graph) if source.form is not None else ()
             if source.form is not None and not calls:
                 return Plain("its operator has not run before it", True)
+            if not all(call is None or call.can_have_made(x) for call in calls):  # their channels may be part of `x`
+                return Plain("its operator cannot have made its input", True)
             inputs.append(Input(segment, calls, source.direct))
         return inputs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,8 @@ class _Latest(threading.local):
 
     def __init__(self) -> None:
         self.call: SeenCall | None = None
+        self.glimpse: tuple[weakref.ref[Tensor], tuple[int, ...]] | None = None
+        """Input and output sizes of a call that the graph shows, and keeps alive, as well."""
         self.weight: Tensor | None = None
         self.unread = 0
 
@@ -71,11 +74,12 @@ class Producer:
             used = module._parameters.get("weight")
             if used is not self._known:  # another object: by surgery, or by FSDP, and then perhaps for a moment only
                 self._known, self.copies = used, True
+        latest = self._latest
+        latest.call = latest.glimpse = None
+        y: Tensor = args[0] if args else kwargs["input"]
         if self._is_to_be_held(output):
             if not torch.compiler.is_compiling():
                 self.geometry = geometry_of(module)  # which may have been changed
-            y: Tensor = args[0] if args else kwargs["input"]
-            latest = self._latest
             weight = self.weight if latest.weight is None else latest.weight
             bias = self.bias
             if self.copies and not torch.compiler.is_compiling() and isinstance(weight, nn.Parameter):
@@ -83,6 +87,8 @@ class Producer:
             latest.call = SeenCall(self.geometry, y.detach(), weight, bias, tuple(output.shape[2:]))
             latest.unread = sum(fed.readers for fed in self.fed)
             latest.weight = None
+        elif module.training and not backward_is_running():
+            latest.glimpse, latest.unread = (weakref.ref(y), output.shape[2:]), sum(fed.readers for fed in self.fed)
 
     def _is_to_be_held(self, output: Tensor) -> bool:
         if torch.compiler.is_compiling():
@@ -108,12 +114,20 @@ class Producer:
         """The latest call, if a hook has held it."""
         return self._latest.call
 
+    def recall(self) -> SeenCall | None:
+        """Return the latest call, also if the graph shows it: for norms that run where there is no graph."""
+        latest = self._latest
+        if latest.call is None and latest.glimpse is not None and (y := latest.glimpse[0]()) is not None:
+            weight = self.weight if latest.weight is None else latest.weight
+            latest.call = SeenCall(self.geometry, y.detach(), weight, self.bias, latest.glimpse[1])
+        return latest.call
+
     def finish_step(self) -> None:
         """A norm has seen the call; the last one lets go of it."""
         latest = self._latest
         latest.unread = max(latest.unread - 1, 0)  # the same number at the end of every step, for compiled ones
         if latest.unread == 0:
-            latest.call = latest.weight = None
+            latest.call = latest.weight = latest.glimpse = None
 
     @property
     def weight(self) -> Tensor:

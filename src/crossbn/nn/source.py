@@ -162,13 +162,18 @@ class Source:
         missing = aligned.count(None)
         return None if left or missing == len(aligned) or (missing and len(aligned) == 1) else aligned
 
-    def held_calls(self) -> Calls:
-        """Return the calls that hooks on the modules have seen; empty if none has."""
+    def held_calls(self, without_graph: bool = False) -> Calls:
+        """Return the calls that hooks on the modules have held; empty if none has.
+
+        Calls that the graph shows are not held, and not to be taken for something else that it shows: they are returned
+        only where the norm's input is `without_graph`.
+        """
         calls: list[Call | None] = []
         for term in self.terms:
             if not torch.compiler.is_compiling():
                 self._notice_replacement(term)
-            calls.append(None if term.producer is None else term.producer.call)
+            producer = term.producer
+            calls.append(None if producer is None else producer.recall() if without_graph else producer.call)
         return calls if any(call is not None for call in calls) else ()
 
     def _notice_replacement(self, term: Term) -> None:
