@@ -52,7 +52,7 @@ class Case(NamedTuple):
     build: Callable[..., nn.Module]
     pixels: int
     compensated: int
-    pooled: int = 0
+    left: int = 0
     learning_rate: float = 0.003
 
 
@@ -118,7 +118,7 @@ def test_classifier(name: str) -> None:
     torch.manual_seed(0)
     model = case.build(num_classes=10)
     report = crossbn.convert_(model, batch_size=2)
-    assert (len(report.compensated), len(report.pooled), len(report.left)) == (case.compensated, case.pooled, 0)
+    assert (len(report.compensated), len(report.pooled), len(report.left)) == (case.compensated, 0, case.left)
 
     x, target = torch.randn(2, 3, case.pixels, case.pixels), torch.tensor([1, 7])
 
@@ -160,8 +160,9 @@ def test_detector(name: str) -> None:
         torch.manual_seed(1)  # the same sampled proposals, so that the losses compare
         return sum(model(images, [target, target]).values())
 
-    losses = train(model, loss_of, 0.002, steps=5)
-    assert min(losses[1:]) < 0.9 * losses[0]  # proposals change with the weights, so the fall is not monotonous
+    # Proposals change with the weights, so the fall is not monotonous; and with rounding, so nothing less will do.
+    losses = train(model, loss_of, 0.002, steps=9)
+    assert min(losses[1:]) < 0.9 * losses[0]
     assert finite_history(model)
     folded = crossbn.fold(model)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())

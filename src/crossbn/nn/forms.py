@@ -96,6 +96,16 @@ class Form(ABC):
         found = row.get(f"{i}.rows", row.get(f"{i}.mean_grad"))
         return found.first if isinstance(found, Pieces) else found
 
+    @staticmethod
+    def _magnitude(rows: Sequence[Tensor | None], seen: Observation) -> Tensor:
+        """Return the sum of the absolute values that products of a row [groups, I] with the weights add up, [C].
+
+        Rounding is relative to that, not to the result, in which they may cancel.
+        """
+        pairs = zip(rows, seen.weights, strict=True)
+        parts = [C.project(row.abs().unsqueeze(0), weight.abs())[0] for row, weight in pairs if row is not None]
+        return total([seen.today.mean.abs(), *parts])
+
     def _samples(self, seen: Observation, history: History) -> tuple[C.Places, Tensor]:
         """Choose today's positions; return them and the outputs there, less their mean [P, C]."""
         x = seen.x

@@ -84,9 +84,13 @@ class Samples(Form):
         mean, var, products = seen.today.mean, seen.today.var, row["products"]
         assert isinstance(products, Pieces)
         assert products.first is not None
-        of_mean = agree(products.first, mean if seen.bias is None else mean - seen.bias, var, mean, seen.x.dtype)
+        rows = [row.get(f"{i}.rows") for i in range(len(seen.weights))]
+        pieces = [each for each in rows if isinstance(each, Pieces)]
+        magnitude = self._magnitude([each.first for each in pieces], seen)
+        of_mean = agree(products.first, mean if seen.bias is None else mean - seen.bias, var, magnitude, seen.x.dtype)
+        magnitude = magnitude + self._magnitude([each.samples[0] for each in pieces], seen)
         output = self._samples(seen, history)[1]
         got = products.samples[0] * (len(output) ** 0.5 if self.order == 2 else 1)
         if not self.centres:
             got = got - products.first
-        return of_mean & agree(got, output[0], var + output[0].square(), mean, seen.x.dtype)
+        return of_mean & agree(got, output[0], var + output[0].square(), magnitude, seen.x.dtype)

@@ -124,15 +124,24 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const 
     }
 }
 
-/* Whether two vectors are the same up to rounding: `scale` are squares of what counts as much, `mean` is what rounding is
- * relative to beside that. */
-static int NAME(agree)(IN got, IN expected, IN scale, IN mean, int64_t c) {
+/* Whether products of a row with the weights are what is expected, up to rounding: `scale` are squares of what counts as
+ * much. Rounding is relative to the absolute values that a product adds up, which may cancel; these are looked at only
+ * if it matters. */
+static int NAME(agree)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN row, IN got, IN expected,
+                       IN scale) {
+    const int64_t c = batch->c, i = memory->i, of_group = c / memory->groups;
     const double rounding = 64 * (sizeof(REAL) == 4 ? 1.1920929e-07 : 2.220446e-16);
     double difference = 0, allowed = 0;
     for (int64_t j = 0; j < c; j++) {
-        const double off = (double)got[j] - expected[j], offset = rounding * mean[j];
+        const double off = (double)got[j] - expected[j];
         difference += off * off;
-        allowed += TOLERANCE * TOLERANCE * scale[j] + offset * offset;
+        allowed += TOLERANCE * TOLERANCE * scale[j];
+    }
+    for (int64_t j = 0; j < c && !(difference <= allowed); j++) {
+        double magnitude = fabs((double)batch->today_mean[j]);
+        for (int64_t p = 0; p < i; p++)
+            magnitude += fabs((double)row[j / of_group * i + p] * memory->weight[j * i + p]);
+        allowed += rounding * rounding * magnitude * magnitude;
     }
     return difference <= allowed;
 }
@@ -143,7 +152,7 @@ static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(mem
     OUT product = scratch, scale = scratch + batch->c;
     NAME(project)(patch, 1, memory->groups, memory->i, memory->weight, batch->c, 0, batch->c, product);
     for (int64_t j = 0; j < batch->c; j++) scale[j] = batch->today_var[j] + output[j] * output[j];
-    return NAME(agree)(product, output, scale, batch->today_mean, batch->c);
+    return NAME(agree)(batch, memory, patch, product, output, scale);
 }
 
 /* Keep a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
@@ -154,7 +163,7 @@ static enum outcome NAME(keep_samples)(const struct site *site, const struct NAM
     if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(rows, memory->scratch, (size_t)row * sizeof(REAL));
     NAME(project)(rows, 1, memory->groups, memory->i, memory->weight, c, 0, c, at);
-    if (!NAME(agree)(at, batch->today_mean, batch->today_var, batch->today_mean, c)) return NOT_THE_OPERATOR;
+    if (!NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
     memset(centred, 0, (size_t)c * sizeof(REAL));
     /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
     NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
@@ -173,7 +182,7 @@ static enum outcome NAME(keep_gradients)(const struct site *site, const struct N
     OUT centred = memory->scratch, scaled = centred + amount * c, patches = scaled + amount * c;
     for (int64_t j = 0; j < c; j++)
         mean_at[j] = NAME(dot)(mean_grad + j / (c / groups) * i, memory->weight + j * i, i);
-    if (!NAME(agree)(mean_at, batch->today_mean, batch->today_var, batch->today_mean, c)) return NOT_THE_OPERATOR;
+    if (!NAME(agree)(batch, memory, mean_grad, mean_at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
     NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  mean_grad, centred, scaled, patches, threads);
     if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
