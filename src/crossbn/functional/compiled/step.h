@@ -141,6 +141,7 @@ static int NAME(agree)(const struct NAME(batch) *batch, const struct NAME(memory
         double magnitude = fabs((double)batch->today_mean[j]);
         for (int64_t p = 0; p < i; p++)
             magnitude += fabs((double)row[j / of_group * i + p] * memory->weight[j * i + p]);
+        magnitude += 1e-30; /* below that numbers lose their digits */
         allowed += rounding * rounding * magnitude * magnitude;
     }
     return difference <= allowed;
