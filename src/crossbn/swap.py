@@ -23,6 +23,7 @@ from crossbn.nn.norms import (
     make_norm,
 )
 from crossbn.nn.norms.base import RankedBatchNorm, RankedNorm
+from crossbn.nn.scope import Scope
 from crossbn.pairing import find_pairs
 
 _TORCH_DIMS: dict[type[nn.Module], int | None] = {
@@ -190,6 +191,8 @@ def _replace_(model: nn.Module, new: dict[_NormBase, nn.Module]) -> None:
     for norm in new:
         if isinstance(norm, CrossIterBatchNorm):
             norm.become_plain_()  # takes its hooks off the operators
+    if not any(isinstance(module, CrossIterBatchNorm) for module in model.modules()):
+        Scope.unmark_(model)
 
 
 def _chain_(model: nn.Module, example_inputs: tuple[Any, ...] | None) -> None:

@@ -130,16 +130,8 @@ def test_equals_a_second_gradient(
     assert not torch.allclose(detached[0], expected[0], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "bias"),
-    [
-        (OfPositions, True),
-        (OfPositions, False),
-        (OfPositionsInPlace, False),
-        # torch adds the bias in a node of its own there.
-        pytest.param(OfPositionsInPlace, True, marks=pytest.mark.xfail(strict=True, reason="the bias is not followed")),
-    ],
-)
+@pytest.mark.parametrize("bias", [True, False])  # which torch adds in a node of its own to what is not dense
+@pytest.mark.parametrize("kind", [OfPositions, OfPositionsInPlace])
 def test_linear_layer_of_positions(kind: type[nn.Linear], bias: bool) -> None:
     """It is a convolution of size 1, whose gradient is laid out otherwise."""
     torch.manual_seed(0)

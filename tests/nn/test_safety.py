@@ -321,12 +321,15 @@ def test_refused_producer_gets_no_hooks() -> None:
     assert not conv._load_state_dict_post_hooks
 
 
-def assert_plain_and_said_once(norm: cnn.CrossIterBatchNorm, x: Tensor, message: str) -> None:
+def assert_plain_and_said_once(
+    norm: cnn.CrossIterBatchNorm, x: Tensor, message: str, run: Callable[[], object] = lambda: None
+) -> None:
     """The step is BatchNorm's, leaves no trace in the history, and is warned of, but not a second time."""
     plain = nn.SyncBatchNorm(norm.num_features).to(x.dtype)
     plain.load_state_dict(norm.state_dict())
     before = [copy.deepcopy(dict(source.history.state())) for source in norm.all_sources]
     norm._said.clear()
+    run()
     with pytest.warns(crossbn.ConversionWarning, match=message):
         out = norm(x)
     expected = nn.functional.batch_norm(
@@ -335,6 +338,7 @@ def assert_plain_and_said_once(norm: cnn.CrossIterBatchNorm, x: Tensor, message:
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(norm.running_mean, plain.running_mean)
     torch.testing.assert_close(norm.running_var, plain.running_var)
+    run()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         norm(x)
@@ -406,9 +410,13 @@ def test_producer_whose_output_cannot_be_the_input(shape: tuple[int, ...], optio
     norm = cnn.CrossIterBatchNorm(3, **options).double().attach_(conv)
     norm.label = "head"
     norm(conv(batch(2, 2, 4, 4)))
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def run() -> None:
         conv(batch(2, 2, 4, 4))
-    assert_plain_and_said_once(norm, batch(*shape), "^head: plain BatchNorm at this step")
+
+    message = "^head: plain BatchNorm at this step: its operator cannot have made its input"
+    assert_plain_and_said_once(norm, batch(*shape), message, run)
 
 
 def test_input_that_the_producer_has_not_made() -> None:

@@ -69,7 +69,7 @@ class VotingHistory(History):
     """A history whose steps do not all have one vote, made of one in use: it has the same places."""
 
     def __init__(self, history: History, votes: Votes) -> None:
-        self.__dict__.update(history.__getstate__())
+        self.__setstate__(history.__getstate__())
         self.votes = votes
 
     def recall(self) -> tuple[dict[str, Tensor], Tensor]:
@@ -94,7 +94,7 @@ class ExtrapolatingHistory(History):
     """
 
     def __init__(self, history: History, source: Source, rate: float) -> None:
-        self.__dict__.update(history.__getstate__())
+        self.__setstate__(history.__getstate__())
         self.source = source
         self.rate = rate
         self.slopes = {name: torch.zeros_like(history[name][0]) for name in _MOMENTS}

@@ -75,14 +75,14 @@ def follow_weight(
 class _FollowWeight(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, var: Tensor, _: Tensor, geometry: Geometry, *jacobian: Tensor | None
+        ctx: Any, mean: Tensor, var: Tensor, weight: Tensor, geometry: Geometry, *jacobian: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(*jacobian)
-        ctx.geometry = geometry
+        ctx.geometry, ctx.shape = geometry, weight.shape  # a matrix may stand for a kernel of one tap
         return mean.clone(), var.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:
         grad_weight = Jacobian(*ctx.saved_tensors).weight_gradient(grad_mean, grad_var)
-        return grad_mean, grad_var, unflatten_weight(grad_weight, ctx.geometry), *[None] * 5
+        return grad_mean, grad_var, unflatten_weight(grad_weight, ctx.geometry).reshape(ctx.shape), *[None] * 5

@@ -42,6 +42,7 @@ class Call:
         self.y = None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
+        self.bias_is_apart = False
 
     @property
     def is_seen(self) -> bool:
@@ -52,6 +53,10 @@ class Call:
     def is_trained(self) -> bool:
         """Whether the weight has a gradient."""
         return self.weight is not None and self.weight.requires_grad
+
+    def add_bias(self, bias: Tensor) -> None:
+        """Take a bias that was added to the output apart from the call, as linear layers do for some layouts."""
+        self.bias, self.bias_is_apart = bias, True
 
     def can_have_made(self, x: Tensor) -> bool:
         """Tell whether a tensor of the shape of `x`, its channels aside, can have come of this call."""

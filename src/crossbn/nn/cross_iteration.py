@@ -327,7 +327,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def _normalize(
         self, x: Tensor, inputs: list[Input], statistics: list[Statistics], output: Tensor | None = None
     ) -> Tensor:
-        pairs, links = [(each.mean, each.var) for each in statistics], []
+        pairs, links, apart = [(each.mean, each.var) for each in statistics], [], False
         if x.requires_grad:  # else what made it is frozen, today's weights included
             for i, (((source, start, _), calls, _), each) in enumerate(zip(inputs, statistics, strict=True)):
                 if not each.jacobians:
@@ -335,6 +335,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 link = None if torch.compiler.is_compiling() else source.link(start, calls, each, self.label)
                 if link is not None:
                     links.append(link)
+                    pairs[i] = source.follow_biases(each, calls)
+                    apart = apart or pairs[i][0] is not each.mean
                 else:
                     pairs[i] = source.follow(each, calls)
                 if each.earlier is not None and source.deeper is not None:
@@ -346,11 +348,13 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             share = _joined([each.share for each in statistics], statistics)
         group = self.settings.active_group
         count = None if group is None else torch.as_tensor(statistics[0].positions, device=x.device)
-        context = C.Context(share, self.eps, group, count, output, tuple(links), self._once(group))
+        context = C.Context(share, self.eps, group, count, output, tuple(links), self._once(group, apart))
         return C.normalize_step(x, mean, var, self.weight, self.bias, context)
 
-    def _once(self, group: dist.ProcessGroup | None) -> str | None:
+    def _once(self, group: dist.ProcessGroup | None, apart: bool) -> str | None:
         """Say why a backward cannot be differentiated, if it cannot."""
+        if apart:
+            return f"through {self.label}: the bias of its operator is added apart, as for inputs that are not dense"
         if group is not None:
             return f"through {self.label}: its statistics are joined over processes"
         return f"through {self.label} with layers=2" if self.settings.layers > 1 else None

@@ -173,9 +173,14 @@ def _sum(place: _Place) -> list[Part]:
     if place.node._saved_alpha != 1:
         return place.opaque("after a weighted add")
     calls: list[Call] = []
+    biases: list[Tensor] = []
     complete = True
     for i in range(2):
         node, slot, shape = _operand(place.node, i)
+        bias = getattr(node, "variable", None)
+        if bias is not None and place.layout is _Layout.ROWS and shape == (place.channels,):
+            biases.append(bias)
+            continue
         if node is None or shape != place.shape:  # a constant, or something that is broadcast
             complete = False
             continue
@@ -183,6 +188,10 @@ def _sum(place: _Place) -> list[Part]:
         if len(parts) == 1:
             calls += parts[0].calls
         complete = complete and len(parts) == 1 and parts[0].complete
+    if biases and len(calls) == 1 and calls[0].bias is None:
+        calls[0].add_bias(biases[0])
+    elif biases:
+        complete = False
     nodes = [call.node for call in calls]
     if any(nodes.count(node) > 1 for node in nodes):  # x + x has another gradient than one occurrence
         return place.opaque("after add of an operator's output to itself")

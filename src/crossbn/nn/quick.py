@@ -201,7 +201,7 @@ def _workspace(source: Source, form: Form, x: Tensor, call: Call) -> Workspace |
 @functools.lru_cache(256)
 def _number(value: int, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # it is kept, and used in training as well
-        return torch.tensor(float(value), dtype=dtype)
+        return torch.tensor(float(value), dtype=dtype, device="cpu")
 
 
 def _fill_batch(

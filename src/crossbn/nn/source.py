@@ -427,6 +427,17 @@ class Source:
         bias, order = statistics.bias_jacobian, self.settings.order
         return Link(label, channels, operators, jacobians, statistics.own, bias, order, self.form.centres)
 
+    def follow_biases(self, statistics: Statistics, calls: Calls) -> tuple[Tensor, Tensor]:
+        """Return pooled mean and variance with a graph to those biases that no operator's node makes a gradient of."""
+        mean, var = statistics.mean, statistics.var
+        for call in calls:
+            if call is not None and call.bias_is_apart and call.bias is not None and call.bias.requires_grad:
+                assert statistics.bias_jacobian is not None
+                nothing = call.bias - call.bias.detach()  # 0, with a gradient of 1
+                mean = mean + nothing * statistics.bias_jacobian[0]
+                var = var + nothing * statistics.bias_jacobian[1]
+        return mean, var
+
     def follow(self, statistics: Statistics, calls: Calls) -> tuple[Tensor, Tensor]:
         """Return pooled mean and variance with a graph to the operators' weights and biases.
 
