@@ -70,7 +70,7 @@ class BatchInstanceNorm(RankedNorm):
         if self.training:
             # Not an update that autograd should know of: where it changes anything, no graph has seen the gate since.
             self.gate.data.clamp_(0, 1)
-        gate = self.gate.clamp(0, 1)
+        gate = self.gate if self.training else self.gate.clamp(0, 1)
         for_batch, for_instance = gate, 1 - gate
         if self.weight is not None:
             for_batch, for_instance = self.weight * for_batch, self.weight * for_instance
