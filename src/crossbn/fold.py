@@ -36,7 +36,7 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
     revert_(folded)
     folded.eval().requires_grad_(False)
     operators = [folded.get_submodule(name) for name in seen]
-    for name, pairing in find_pairs(folded, example_inputs, operators).items():
+    for name, pairing in find_pairs(folded, example_inputs, operators, in_training=False).items():
         norm = folded.get_submodule(name)
         assert isinstance(norm, _BatchNorm)
         if pairing.exclusive and norm.running_mean is not None:

@@ -62,6 +62,8 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         ValueError: naming the layer whose history does not fit; then nothing is changed.
     """
     norms = cross_iteration_norms(model)
+    if not isinstance(state, Mapping) or (norms and not any(key.endswith("/burnt") for key in state)):
+        raise ValueError("this is no history state: it has no burn-in of any norm, see crossbn.history_state")
     parts: _Parts = {}
     for key, tensor in state.items():
         owner, _, name = key.rpartition("/")

@@ -43,6 +43,8 @@ class Call:
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         self.bias_is_apart = False
+        self.bias_is_hidden = False
+        """Whether there is a bias that is computed from others: the graph does not have its value."""
 
     @property
     def is_seen(self) -> bool:
@@ -130,6 +132,7 @@ class ConvolutionCall(NodeCall):
         super().__init__(node, _leaf(weight_edge[0]), shape[2:])
         has_bias = any(node._saved_bias_sym_sizes_opt or ())  # (0,) or None without one
         self.bias = _bias(bias_edge[0], shape[1]) if has_bias else None
+        self.bias_is_hidden = self.bias is None and bias_edge[0] is not None
         self.is_whole = not has_bias or self.bias is not None
         if not has_hooks(node._raw_saved_input) and not has_hooks(node._raw_saved_weight):
             weight = node._saved_weight
@@ -185,6 +188,7 @@ class AddmmCall(NodeCall):
         super().__init__(node, _leaf(edges[self.weight_slot], _VIEWS), norm_shape[2:])
         if added:
             self.bias = _bias(edges[0], norm_shape[1])
+            self.bias_is_hidden = self.bias is None and edges[0] is not None
             self.is_whole = self.bias is not None
         matrix, rows = node._raw_saved_mat2, node._raw_saved_mat1 if added else node._raw_saved_self
         if has_hooks(rows) or has_hooks(matrix):

@@ -199,7 +199,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             y = self._batch_norm(x, update=True)
         else:
             site = self._call_site(x)
-            y, statistics, feed = self._step(x, site, remember=run is Pass.TRAIN, pooling=not alone)
+            y, statistics, feed = self._step(x, site, run is Pass.TRAIN, pooling=not alone)
         if alone and run is Pass.TRAIN:
             at_end_of_forward(self._count_burn_in)
         if run is not Pass.LOOK and may_be_replayed():
@@ -230,9 +230,10 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         self.burnt.add_(1).clamp_(max=self.settings.burn_in)
 
     def _step(
-        self, x: Tensor, site: CallSite, remember: bool, pooling: bool
+        self, x: Tensor, site: CallSite, training: bool, pooling: bool
     ) -> tuple[Tensor, list[Statistics] | None, Feed]:
-        """Return the output of a training step, the statistics that it used, None for its batch's alone, and whose."""
+        """Return the output of a step, the statistics that it used, None for its batch's alone, and whose they are."""
+        remember = training
         inputs = self.feeds.find(x, site, lambda: self.like)
         if isinstance(inputs, list):
             for segment, calls, _ in inputs:
@@ -248,7 +249,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             except NotTheirs:
                 inputs = Plain("its input is not what the operator's weight makes of the operator's input", True)
         if isinstance(inputs, Plain):
-            self._say(inputs.reason, inputs.surprising)
+            self._say(inputs.reason, inputs.surprising, training)
             if self.settings.active_group is None:
                 return self._batch_norm(x, update=True), None, ()
             alone = Source(self.num_features, (), self.settings, self.like, pooled=False, label=self.label)
@@ -263,10 +264,10 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 at_end_of_forward(each.pending.commit)
         return y, statistics, tuple(each.segment for each in inputs)
 
-    def _say(self, reason: str, surprising: bool) -> None:
+    def _say(self, reason: str, surprising: bool, training: bool = True) -> None:
         if torch.compiler.is_compiling():
             return
-        if torch.is_grad_enabled():  # else it is not how the norm is trained
+        if training:
             self.plain_reason = reason
         if surprising and reason not in self._said:
             self._said.add(reason)

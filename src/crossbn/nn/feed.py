@@ -149,7 +149,7 @@ class Feeds:
             source = segment.source
             calls = source.held_calls(without_graph) if source.form is not None else ()
             if source.form is not None and not calls:
-                return Plain("its operator has not run before it", True)
+                return Plain("its operator has not run before it, or where it could not be seen", True)
             if not all(call is None or call.can_have_made(x) for call in calls):  # their channels may be part of `x`
                 return Plain("its operator cannot have made its input", True)
             inputs.append(Input(segment, calls, source.direct))
@@ -179,6 +179,8 @@ class Feeds:
             )
         if not all(call.is_seen for part in parts for call in part.calls):
             return Plain("the weight of its operator is frozen, and no module is known for it", False)
+        if any(call.bias_is_hidden for part in parts for call in part.calls):
+            return Plain("the bias of its operator is computed from others, and cannot be read", False)
         feed = make_feed([self._source(part, like) for part in parts])
         self.add(site, feed)
         inputs = _align(feed, parts)

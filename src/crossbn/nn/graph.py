@@ -181,7 +181,10 @@ def _sum(place: _Place) -> list[Part]:
         if bias is not None and place.layout is _Layout.ROWS and shape == (place.channels,):
             biases.append(bias)
             continue
-        if node is None or shape != place.shape:  # a constant, or something that is broadcast
+        if node is not None and shape != place.shape:
+            # It may be learned, and moves the mean then: unlike data of the same shape it is no part of the statistics.
+            return place.opaque("after add of something that is broadcast")
+        if node is None:
             complete = False
             continue
         parts = _follow(place._replace(node=node, slot=slot))

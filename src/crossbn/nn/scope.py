@@ -127,7 +127,7 @@ def stream(name: str) -> Iterator[None]:
     `stream("generated")` are pooled with earlier ones of that name only.
 
     Raises:
-        ValueError: if the name has a slash, a number sign or an at sign.
+        ValueError: if the name is empty or has a slash, a number sign or an at sign.
 
     Example:
         >>> import crossbn
@@ -137,8 +137,8 @@ def stream(name: str) -> Iterator[None]:
         >>> with crossbn.stream("generated"):
         ...     fake = critic(torch.randn(2, 2) + 3)
     """
-    if set(name) & set("/#@"):
-        raise ValueError(f"the name of a stream has no '/', '#' or '@', got {name!r}")
+    if not isinstance(name, str) or not name or set(name) & set("/#@"):
+        raise ValueError(f"the name of a stream is a word without '/', '#' or '@', got {name!r}")
     before, _local.stream = _local.stream, name
     try:
         yield

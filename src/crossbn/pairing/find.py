@@ -18,7 +18,10 @@ from crossbn.pairing.watching import watch
 
 
 def find_pairs(
-    model: nn.Module, example_inputs: tuple[Any, ...] | None = None, operators: Collection[nn.Module] = ()
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | None = None,
+    operators: Collection[nn.Module] = (),
+    in_training: bool = True,
 ) -> dict[str, Pairing]:
     """Find the linear operators that feed each batch norm of a model.
 
@@ -29,6 +32,7 @@ def find_pairs(
         model: The model, in any mode, on any device; meta will do if no example inputs are given.
         example_inputs: Positional arguments of one forward.
         operators: Modules that are known to be linear operators, though their forward is their own.
+        in_training: Whether the trace is of a training forward, else of one in evaluation.
 
     Returns:
         A record for every batch norm, by qualified name in the order of ``model.named_modules()``.
@@ -46,7 +50,7 @@ def find_pairs(
         raise TypeError(f"example_inputs must be a tuple of arguments, got {type(example_inputs).__name__}")
     _refuse_lazy_modules(model)
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    traced, whole = trace(model, operators)
+    traced, whole = trace(model, operators, in_training)
     ledgers = [traced]
     if example_inputs is not None and not (whole and norms.keys() <= traced.sightings.keys()):
         watched = watch(model, example_inputs, operators)

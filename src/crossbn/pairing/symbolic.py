@@ -18,7 +18,7 @@ from crossbn.pairing.untouched import untouched
 from crossbn.pairing.value import Value, leaves, values_in
 
 
-def trace(model: nn.Module, operators: Collection[nn.Module] = ()) -> tuple[Ledger, bool]:
+def trace(model: nn.Module, operators: Collection[nn.Module] = (), in_training: bool = True) -> tuple[Ledger, bool]:
     """Follow the calls of a model's forward symbolically.
 
     Returns:
@@ -31,7 +31,7 @@ def trace(model: nn.Module, operators: Collection[nn.Module] = ()) -> tuple[Ledg
             # So that heads used in training only are reached. Dropouts stay as they are: one that is switched
             # off is looked through.
             if not is_dropout(module) and not isinstance(module, torch.jit.ScriptModule):
-                module.training = True
+                module.training = in_training
         whole = _follow(model, ledger)
     return ledger, whole
 
