@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,20 +122,25 @@ _TOLERANCE = 0.02
 _TOLERANCE_OF_HALVES = 0.2  # bfloat16 and float16 round the output
 
 
-def agree(got: Tensor, expected: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype) -> bool | Tensor:
+def agree(
+    got: Tensor, expected: Tensor, scale: Tensor, magnitude: Callable[[], Tensor], dtype: torch.dtype
+) -> bool | Tensor:
     """Tell whether two vectors are the same up to rounding.
 
     Args:
         got: [C].
         expected: [C].
         scale: [C]: squares of what counts as much.
-        offset: [C]: what rounding is relative to beside that.
+        magnitude: returns what rounding is relative to, [C]; asked only if it matters.
         dtype: of the output that they were computed from.
     """
     tolerance = _TOLERANCE if dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
-    allowed = tolerance**2 * scale.sum() + (64 * torch.finfo(dtype).eps * offset).square().sum()
-    fits = (got - expected).square().sum() <= allowed
-    return bool(fits) if fits.is_cpu and not torch.compiler.is_compiling() else fits
+    difference, allowed = (got - expected).square().sum(), tolerance**2 * scale.sum()
+    readable = difference.is_cpu and not torch.compiler.is_compiling()
+    if readable and difference <= allowed:
+        return True
+    fits = difference <= allowed + (64 * torch.finfo(dtype).eps * magnitude()).square().sum()
+    return bool(fits) if readable else fits
 
 
 def total(tensors: list[Tensor]) -> Tensor:

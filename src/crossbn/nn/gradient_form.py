@@ -73,11 +73,15 @@ class Gradients(Form):
         mean_at, var_at = row["mean_at"], row["var_at"]
         assert isinstance(mean_at, Tensor)
         assert isinstance(var_at, Tensor)
-        magnitude = self._magnitude([self.mean_grad_in(row, i) for i in range(len(seen.weights))], seen)
+
+        def magnitude() -> Tensor:
+            return self._magnitude([self.mean_grad_in(row, i) for i in range(len(seen.weights))], seen)
+
         of_mean = agree(mean_at, mean if seen.bias is None else mean - seen.bias, var, magnitude, seen.x.dtype)
         expected = var if self.positions is None else self._samples(seen, history)[1].square_().mean(0)
-        rounding = expected.sqrt() * magnitude
-        return of_mean & agree(var_at / 2, expected, expected.square(), rounding, seen.x.dtype)
+        rounding = expected.sqrt()
+        of_var = agree(var_at / 2, expected, expected.square(), lambda: rounding * magnitude(), seen.x.dtype)
+        return of_mean & of_var
 
 
 def _weighted_sum(weights: Tensor, tensors: Tensor) -> Tensor:

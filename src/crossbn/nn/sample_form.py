@@ -86,11 +86,23 @@ class Samples(Form):
         assert products.first is not None
         rows = [row.get(f"{i}.rows") for i in range(len(seen.weights))]
         pieces = [each for each in rows if isinstance(each, Pieces)]
-        magnitude = self._magnitude([each.first for each in pieces], seen)
-        of_mean = agree(products.first, mean if seen.bias is None else mean - seen.bias, var, magnitude, seen.x.dtype)
-        magnitude = magnitude + self._magnitude([each.samples[0] for each in pieces], seen)
+        expected = mean if seen.bias is None else mean - seen.bias
+        of_mean = agree(
+            *(products.first, expected, var),
+            lambda: self._magnitude([each.first for each in pieces], seen),
+            seen.x.dtype,
+        )
         output = self._samples(seen, history)[1]
         got = products.samples[0] * (len(output) ** 0.5 if self.order == 2 else 1)
         if not self.centres:
             got = got - products.first
-        return of_mean & agree(got, output[0], var + output[0].square(), magnitude, seen.x.dtype)
+        of_sample = agree(
+            *(got, output[0], var + output[0].square()),
+            lambda: self._magnitude([total([each.samples[0].abs(), *_if_any(each.first)]) for each in pieces], seen),
+            seen.x.dtype,
+        )
+        return of_mean & of_sample
+
+
+def _if_any(tensor: Tensor | None) -> list[Tensor]:
+    return [] if tensor is None else [tensor.abs()]
