@@ -129,7 +129,7 @@ def test_refused_under_compile(fullgraph: bool) -> None:
     case = "conv, relu"
     torch._dynamo.reset()
     compiled = torch.compile(network(case), backend="eager", fullgraph=fullgraph)
-    with pytest.raises(Exception, match=r"layers=2 does not work under torch\.compile"):
+    with pytest.raises(Exception, match=r"layers=2 does not work under torch\.compile|Observed exception"):  # torch 2.8
         compiled(batch(case, 2))
 
 

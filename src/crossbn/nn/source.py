@@ -469,8 +469,9 @@ def _complete(call: Call, term: Term) -> None:
     if isinstance(call, NodeCall) and term.producer is not None:
         term.producer.copies = call.is_freed
     if not call.is_seen and isinstance(call, NodeCall) and term.producer is not None:
-        held = term.producer.call
-        if held is not None:
+        # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
+        held = term.producer.recall()
+        if held is not None and held.output_sizes == call.output_sizes:
             call.see(held)
 
 
@@ -479,5 +480,7 @@ def _negated(flag: bool | Tensor) -> Any:
 
 
 def _full_precision(device_type: str) -> AbstractContextManager[object]:
-    needed = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    # torch 2.8 cannot trace the first question; a device that is compiled for has an answer to the second.
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
+    needed = available and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if needed else nullcontext()
