@@ -138,7 +138,7 @@ def is_plain(norm: nn.Module, twin: nn.Module, x: Tensor) -> bool:
 def _problem(status: str, truth: str) -> str | None:
     if truth == "direct" and status != "compensated":
         return "behind an operator and not compensated"
-    return f"{status}, behind no operator" if truth[:4] in ("none", "not ") and status != "left alone" else None
+    return f"{status}, behind no operator" if truth.startswith("none") and status != "left alone" else None
 
 
 def examine(model: nn.Module, call: Call, truth: Mapping[str, str]) -> dict[str, Any]:
