@@ -3,12 +3,12 @@ r"""Convert every architecture of seven libraries and hold the report against wh
 The truth and the checks are those of `tests/test_survey.py`; here are the architectures and the table. Libraries that
 are not installed are left out, so it is best run in an environment of its own:
 
-    python -m venv /tmp/survey && /tmp/survey/bin/pip install -c constraints.txt torch torchvision timm pytest \
+    python -m venv .venv-survey && .venv-survey/bin/pip install -c constraints.txt torch torchvision timm pytest \
         segmentation-models-pytorch monai einops ultralytics transformers efficientnet_lite_pytorch
     export PYTHONPATH=src:. OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
-    /tmp/survey/bin/python tools/survey.py --output survey.jsonl --workers 2               # goes on where it stopped
-    /tmp/survey/bin/python tools/survey.py --output survey.jsonl --library timm --match 'resnet*' --limit 10
-    /tmp/survey/bin/python tools/survey.py --output survey.jsonl --limit 0 --table docs/architectures.md
+    .venv-survey/bin/python tools/survey.py --output survey.jsonl --workers 2               # goes on where it stopped
+    .venv-survey/bin/python tools/survey.py --output survey.jsonl --library timm --match 'resnet*' --limit 10
+    .venv-survey/bin/python tools/survey.py --output survey.jsonl --limit 0 --table docs/architectures.md
 """
 
 import argparse
