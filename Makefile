@@ -57,7 +57,7 @@ browser:
 		echo "The tests open pages in a browser: install one of $(BROWSERS)." >&2; exit 1; \
 	fi
 
-$(VENV)/demo: pyproject.toml constraints.txt $(wildcard src/crossbn/functional/compiled/*)
+$(VENV)/demo: pyproject.toml constraints.txt $(wildcard src/crossbn/ops/csrc/*)
 	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(INSTALL) --editable '.[demo]'
 	touch $@

@@ -117,7 +117,7 @@ def test_reverted_copy_has_no_hooks_and_the_original_keeps_its_own() -> None:
     assert hooks_of(twin) == before
     for _ in range(2):
         model(batch())
-    assert int(norm_of(model).sources[0].history.pushed) == 2
+    assert int(norm_of(model).sources[0].history.num_steps) == 2
 
 
 def test_reverted_trains_like_batchnorm() -> None:
@@ -136,7 +136,7 @@ def test_converting_again_keeps_the_newest_steps() -> None:
     for _ in range(7):  # six are remembered, in four places
         model(batch())
     norm = norm_of(model)
-    history = norm.sources[0].history
+    history = norm.segments[0].history
     oldest_first = [int(history.pushed) % 4 - 4 + i for i in range(4)]
     means = history["mean"][oldest_first].clone()
     grads = history["0.var_grad"][oldest_first].clone()
@@ -144,7 +144,7 @@ def test_converting_again_keeps_the_newest_steps() -> None:
     crossbn.convert_(model, window=3, burn_in=2, backward="detached")
     assert norm_of(model) is norm
     assert (norm.settings.window, norm.settings.burn_in, norm.settings.backward) == (3, 2, "detached")
-    history = norm.sources[0].history
+    history = norm.segments[0].history
     assert torch.equal(history["mean"], means[2:])
     assert torch.equal(history["0.var_grad"], grads[2:])
     assert int(norm.burnt) == 1
@@ -346,7 +346,7 @@ def test_lazy_modules(conv: nn.Module, lazy: str) -> None:
     assert [(record.name, record.producers) for record in report.compensated] == [("1", ("0",))]
     for _ in range(3):
         model(batch()).sum().backward()
-    assert int(norm_of(model).sources[0].history.pushed) == 3
+    assert int(norm_of(model).sources[0].history.num_steps) == 3
 
 
 class Twice(nn.Module):

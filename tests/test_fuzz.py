@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.functional import library
+from crossbn.ops import library
 from crossbn.nn import CrossIterBatchNorm
 
 SEEDS = range(32)

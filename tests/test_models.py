@@ -97,7 +97,7 @@ def onnx_outputs(program: torch.export.ExportedProgram, x: Tensor) -> list[Tenso
 
 def paired_weight_bytes(model: nn.Module) -> int:
     norms = (module for module in model.modules() if isinstance(module, CrossIterBatchNorm))
-    operators = {producer.module for norm in norms for source in norm.sources for producer in source.producers}
+    operators = {producer.module for norm in norms for source in norm.segments for producer in source.producers}
     return sum(operator.get_parameter("weight").nbytes for operator in operators)
 
 

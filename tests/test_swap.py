@@ -163,7 +163,7 @@ def test_cross_iteration_norms_are_paired(name: str, order: int) -> None:
     norm = model.norm1
     assert isinstance(norm, cnn.CrossIterBatchNorm)
     assert (norm.settings.window, norm.settings.order) == (4, order)
-    assert [producer.module for source in norm.sources for producer in source.producers] == [model.conv1]
+    assert [producer.module for source in norm.segments for producer in source.producers] == [model.conv1]
     crossbn.swap_norm_(model, name, batch_size=2)
     assert norm.settings.window == 8
 

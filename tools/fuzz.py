@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 import crossbn
-from crossbn.functional import library
+from crossbn.ops import library
 
 CONVOLUTIONS: list[type[Any]] = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
 TRANSPOSED: list[type[Any]] = [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]

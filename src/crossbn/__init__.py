@@ -5,7 +5,7 @@ from crossbn.conversion_report import ConversionReport
 from crossbn.convert import convert_, revert_, set_window_
 from crossbn.fold import fold
 from crossbn.history_state import history_state, load_history_state, reset_history_
-from crossbn.nn.messages import ConversionWarning
+from crossbn.messages import ConversionWarning
 from crossbn.nn.scope import stream
 from crossbn.recalibrate import recalibrate_
 from crossbn.schedules import window_for

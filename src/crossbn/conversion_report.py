@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from crossbn.nn.cross_iteration import CrossIterBatchNorm
-from crossbn.nn.messages import say
+from crossbn.messages import say
+from crossbn.nn.layer import CrossIterBatchNorm
 
 COMPENSATED = "compensated"
 POOLED = "pooled"
@@ -132,17 +132,17 @@ def _resolved(record: NormRecord, model: nn.Module) -> NormRecord:
     norm = model.get_submodule(record.name) if record.status == PENDING else None
     if not isinstance(norm, CrossIterBatchNorm):
         return record
-    if (terms := [term for source in norm.sources for term in source.terms]) != []:
+    if (operators := [operator for segment in norm.segments for operator in segment.operators]) != []:
         owners = {
             id(parameter): name or "(root)"
             for name, module in model.named_modules()
             for parameter in module.parameters(recurse=False)
         }
-        producers = dict.fromkeys(owners.get(id(term.leaf), "a computed weight") for term in terms)
+        producers = dict.fromkeys(owners.get(id(each.parameter), "a computed weight") for each in operators)
         return NormRecord(record.name, COMPENSATED, tuple(producers), "read from the graph")
     if norm.plain_reason is not None:
         return NormRecord(record.name, LEFT, (), norm.plain_reason)
-    pooled = any(int(source.history.pushed) for source in norm.sources)
+    pooled = any(int(segment.history.num_steps) for segment in norm.segments)
     return NormRecord(record.name, POOLED, (), record.reason) if pooled else record
 
 

@@ -4,28 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 
 from crossbn.conversion_report import COMPENSATED, LEFT, PENDING, POOLED, ConversionReport, NormRecord
-from crossbn.functional import geometry_of, is_linear_operator
-from crossbn.nn import (
+from crossbn.functional import Settings, geometry_of, is_linear_operator
+from crossbn.nn.feeds import make_feed
+from crossbn.nn.layer import (
     CrossIterBatchNorm,
     CrossIterBatchNorm1d,
     CrossIterBatchNorm2d,
     CrossIterBatchNorm3d,
     CrossIterBatchNormAct2d,
-    Settings,
 )
 from crossbn.nn.producer import Producer
 from crossbn.nn.scope import Scope
-from crossbn.nn.source import Source
-from crossbn.nn.term import Term
-from crossbn.pairing import Pairing, Segment, find_pairs
-from crossbn.reach import Reach, find_reach
+from crossbn.nn.segment import Operator, Segment
+from crossbn.pairing import Pairing, find_pairs
+from crossbn.pairing import Segment as PairedSegment
 from crossbn.schedules import window_for
+from crossbn.torch_internals import BatchNormBase
 
 GIVEN = "given in pairs"
 
@@ -43,20 +40,12 @@ def convert_(
     *,
     window: int | None = None,
     batch_size: int | None = None,
-    burn_in: int = 0,
-    order: int = 1,
-    positions: int | None = 128,
-    backward: str = "through",
-    invalid: str = "max",
-    sync: bool = False,
-    process_group: dist.ProcessGroup | None = None,
-    history_dtype: torch.dtype | None = None,
-    layers: int = 1,
-    decay: float = 1.0,
     unpaired: str = "bn",
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     pairs: Mapping[str, str | Sequence[str]] | None = None,
     example_inputs: tuple[Any, ...] | None = None,
+    config: Settings | None = None,
+    **options: Any,
 ) -> ConversionReport:
     """Turn every batch norm of `model` into a cross-iteration norm, in place.
 
@@ -71,58 +60,35 @@ def convert_(
         model: any model.
         window: steps to pool; give this or `batch_size`.
         batch_size: examples per step, for the paper's window, `window_for(batch_size)`.
-        burn_in: training forwards with window 1 first.
-        order: of the Taylor polynomial: 0, 1 or 2.
-        positions: output positions to estimate the variance's gradient on, at most; None for all.
-        backward: "through" or "detached".
-        invalid: "max" or "drop".
-        sync: pool over processes too. A `SyncBatchNorm` is synchronized in any case.
-        process_group: the processes, with `sync`.
-        history_dtype: torch.bfloat16 halves the memory of the history.
-        decay: vote of a remembered step for each step of its age; 1 counts all alike, as the paper does.
-        layers: 2 compensates for the weights of the operator before the previous norm as well. Slow, and memory for
-            each norm's channels times that operator's weights: for small networks.
         unpaired: what becomes of a norm that no linear operator feeds: "bn" (left alone), "pool" or "error".
         filter_fn: called with module and qualified name; the norms for which it is false are left alone.
         pairs: producers of norms by qualified name, where the model's graph does not tell or is not to be believed.
         example_inputs: positional arguments for one forward to watch, for models that cannot be traced.
+        config: all settings as one object, instead of `window` and the options.
+        options: burn_in, order, positions, backward, sync and the others of `nn.Settings`.
 
     Raises:
+        TypeError: for an option that does not exist, or both options and `config`.
         ValueError: for both or neither of `window` and `batch_size`, a setting out of range, a name in `pairs` that
-            the model does not have, a lazy module without a shape, an unpaired norm with `unpaired="error"`, or a norm
-            that `layers=2` cannot be had for.
+            the model does not have, a lazy module without a shape, or an unpaired norm with `unpaired="error"`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
         >>> print(convert_(model, batch_size=4).summary())
         1 norms: 1 compensated, 0 pooled, 0 left alone
     """
-    settings = Settings(
-        _choose_window(window, batch_size),
-        burn_in,
-        order,
-        positions,
-        backward,
-        invalid,
-        sync,
-        process_group,
-        history_dtype,
-        layers,
-        decay,
-    )
+    if config is None or window is not None or batch_size is not None:
+        options["window"] = _choose_window(window, batch_size)
+    settings = Settings.of(config, options)
     if unpaired not in ("pool", "bn", "error"):
         raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
     pairings = {**find_pairs(model, example_inputs), **_given_pairs(model, pairs or {})}
-    plan = {name: _decide(model, pairing, order, unpaired, filter_fn) for name, pairing in pairings.items()}
-    reach = find_reach(model, pairings, plan, settings) if layers > 1 else {}
-    for name, (_, reason) in reach.items():
-        plan[name] = replace(plan[name], reason=f"{plan[name].reason}; {reason}")
-    feeds = _Feeds(model, unpaired)
+    plan = {name: _decide(model, pairing, settings.order, unpaired, filter_fn) for name, pairing in pairings.items()}
+    segments_of = _Segments(model, unpaired)
     for name, record in plan.items():
         if record.status != LEFT:
-            segments = () if record.status == PENDING else pairings[name].segments
-            _convert_norm_(model.get_submodule(name), name, segments, settings, feeds)
-            _extend_(model.get_submodule(name), model, reach.get(name))
+            found = () if record.status == PENDING else pairings[name].segments
+            _convert_norm_(model.get_submodule(name), name, found, settings, segments_of)
     report = ConversionReport(plan.values(), model)
     Scope.mark_(model, report.complete if report.pending else None)
     return report
@@ -131,7 +97,7 @@ def convert_(
 def revert_(model: nn.Module) -> None:
     """Turn every cross-iteration norm of `model` into the plain norm again, with the same parameters."""
     for norm in cross_iteration_norms(model).values():
-        norm.become_plain_()
+        norm._become_plain_()
     Scope.unmark_(model)
 
 
@@ -167,7 +133,7 @@ def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> 
     for name, value in pairs.items():
         producers = (value,) if isinstance(value, str) else tuple(value)
         norm = modules.get(name)
-        if not isinstance(norm, _BatchNorm):
+        if not isinstance(norm, BatchNormBase):
             raise ValueError(f"pairs names the norm {name!r}, which the model does not have")
         for producer in producers:
             operator = modules.get(producer)
@@ -177,7 +143,7 @@ def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> 
             if channels != norm.num_features:
                 raise ValueError(f"{name} has {norm.num_features} channels and its producer {producer} {channels}")
         # Not direct: two norms that are given the same producer may read different calls of it.
-        segment = Segment(norm.num_features, producers, False, GIVEN)
+        segment = PairedSegment(norm.num_features, producers, False, GIVEN)
         given[name] = Pairing(name, (segment,), exclusive=False)
     return given
 
@@ -222,40 +188,40 @@ def _describe(pairing: Pairing) -> str:
     return "direct" if pairing.segments[0].direct else pairing.segments[0].reason
 
 
-class _Feeds:
-    """The producers and shared sources of one conversion: an operator is watched once, whomever it feeds."""
+class _Segments:
+    """The producers and shared segments of one conversion: an operator is watched once, whomever it feeds."""
 
     def __init__(self, model: nn.Module, unpaired: str) -> None:
         self._model = model
         self.unpaired = unpaired
         self._producers: dict[str, Producer] = {}
-        self._shared: dict[tuple[str, Settings], Source] = {}
+        self._shared: dict[tuple[str, Settings], Segment] = {}
 
-    def operators(self, segment: Segment) -> tuple[nn.Module, ...]:
-        return tuple(self._model.get_submodule(name) for name in segment.producers)
+    def modules(self, found: PairedSegment) -> list[nn.Module]:
+        return [self._model.get_submodule(name) for name in found.producers]
 
-    def source(self, segment: Segment, norm: CrossIterBatchNorm) -> Source:
-        if not segment.direct:
-            return self._new_source(segment, norm)
-        key = (segment.producers[0], norm.settings)
+    def make(self, found: PairedSegment, settings: Settings, like: Tensor) -> Segment:
+        if not found.direct:
+            return self._new(found, settings, like)
+        key = (found.producers[0], settings)
         if key not in self._shared:
-            self._shared[key] = self._new_source(segment, norm)
+            self._shared[key] = self._new(found, settings, like)
         return self._shared[key]
 
-    def _new_source(self, segment: Segment, norm: CrossIterBatchNorm) -> Source:
-        given = segment.reason == GIVEN
-        for name, operator in zip(segment.producers, self.operators(segment), strict=True):
+    def _new(self, found: PairedSegment, settings: Settings, like: Tensor) -> Segment:
+        given = found.reason == GIVEN
+        for name, module in zip(found.producers, self.modules(found), strict=True):
             if name not in self._producers:
-                self._producers[name] = Producer(operator)
+                self._producers[name] = Producer(module)
             self._producers[name].always |= given
-        terms = tuple(Term.of_producer(self._producers[name]) for name in segment.producers)
-        pooled = bool(terms) or self.unpaired == "pool" or norm.settings.order == 0
-        return Source(
-            segment.channels, terms, norm.settings, norm.like, segment.direct, given, pooled, label=norm.label
-        )
+        operators = [Operator.of_producer(self._producers[name]) for name in found.producers]
+        pooled = bool(operators) or self.unpaired == "pool" or settings.order == 0
+        return Segment(found.channels, operators, settings, like, found.direct, given, pooled)
 
 
-def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], settings: Settings, feeds: _Feeds) -> None:
+def _convert_norm_(
+    norm: nn.Module, name: str, found: Sequence[PairedSegment], settings: Settings, segments_of: _Segments
+) -> None:
     fresh = not isinstance(norm, CrossIterBatchNorm)
     if fresh:
         norm.__class__ = _CONVERTED[_type_name(norm)]
@@ -264,23 +230,14 @@ def _convert_norm_(norm: nn.Module, name: str, segments: Sequence[Segment], sett
         group = settings.process_group or getattr(norm, "process_group", None)
         settings = replace(settings, sync=True, process_group=group)
     if fresh:
-        norm.adopt_(settings, name)
-    norm.feeds.unpaired = feeds.unpaired
-    if not fresh and (not segments or norm.is_fed_by([(s.channels, feeds.operators(s)) for s in segments])):
+        norm._become_cross_iteration_(settings, name)
+    norm.feeds.unpaired = segments_of.unpaired
+    wanted = [(each.channels, segments_of.modules(each)) for each in found]
+    if not fresh and (not found or wanted == [(s.channels, [p.module for p in s.producers]) for s in norm.segments]):
         norm.configure_(settings)
         return
     norm.settings = norm.feeds.settings = settings
-    norm.feed_([feeds.source(segment, norm) for segment in segments])
-
-
-def _extend_(norm: nn.Module, model: nn.Module, reach: Reach | None) -> None:
-    assert isinstance(norm, CrossIterBatchNorm)
-    if not norm.sources:
-        return
-    operator = None if reach is None or reach.operator is None else model.get_submodule(reach.operator)
-    deeper = norm.sources[0].deeper
-    if operator is not (None if deeper is None else deeper.module):
-        norm.reach_(operator)
+    norm.feeds.set_main_(make_feed([segments_of.make(each, settings, norm.feeds.like()) for each in found]))
 
 
 def _type_name(module: nn.Module) -> str:

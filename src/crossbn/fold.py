@@ -54,8 +54,8 @@ def _operators_seen(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, LINEAR_OPERATORS) and not is_linear_operator(module)
     }
-    sources = [source for norm in cross_iteration_norms(model).values() for source in norm.sources]
-    leaves = [source.terms[0].leaf for source in sources if source.direct and len(source.terms) == 1]
+    segments = [segment for norm in cross_iteration_norms(model).values() for segment in norm.segments]
+    leaves = [each.operators[0].parameter for each in segments if each.direct and len(each.operators) == 1]
     return [owners[id(leaf)] for leaf in leaves if leaf is not None and id(leaf) in owners]
 
 

@@ -1,14 +1,14 @@
 """Saving, restoring and forgetting what the cross-iteration norms of a model remember.
 
-A state has plain tensors, by names of three parts: the norm, the place of a source in it, and what it is.
+A state has plain tensors, by names of three parts: the norm, the place of a segment in it, and what it is.
 
 | name | what |
 |---|---|
 | norm/burnt | progress of burn-in |
-| norm/0/mean, norm/0/pushed, ... | what the first source of the norm remembers |
+| norm/0/mean, norm/0/pushed, ... | what the first segment of the norm remembers |
 | norm/0/layout | what it is of, see `nn.layout`; files of before have none |
 | norm/stream#1#0/0/mean | the same at another call site: its stream, the number of the call, and of the choice |
-| norm/0/of | the source is that of another norm: its name, as bytes |
+| norm/0/of | the segment is that of another norm: its name, as bytes |
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
 from crossbn.nn import CrossIterBatchNorm
-from crossbn.nn.feed import make_feed
-from crossbn.nn.layout import layout_of, mismatch, source_of
+from crossbn.nn.feeds import make_feed
+from crossbn.nn.layout import layout_of, mismatch, segment_of
 from crossbn.nn.scope import CallSite
-from crossbn.nn.source import Source
+from crossbn.nn.segment import Segment
 
 _MOST_STEPS = 2**53
 _Parts = dict[str, dict[str, Tensor]]
@@ -43,13 +43,13 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
     norms = cross_iteration_norms(model)
     state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
     owners: dict[int, str] = {}
-    for place, source in _places(norms):
-        owner = owners.setdefault(id(source), str(place))
+    for place, segment in _places(norms):
+        owner = owners.setdefault(id(segment), str(place))
         if owner != str(place):
             state[f"{place}/of"] = torch.tensor(list(owner.encode()), dtype=torch.uint8)
             continue
-        state[f"{place}/layout"] = layout_of(source)
-        state |= {f"{place}/{name}": tensor.clone() for name, tensor in source.history.state()}
+        state[f"{place}/layout"] = layout_of(segment)
+        state |= {f"{place}/{name}": tensor.clone() for name, tensor in segment.history.state()}
     return state
 
 
@@ -69,27 +69,27 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         owner, _, name = key.rpartition("/")
         parts.setdefault(owner, {})[name] = tensor
     _check_burn_in(norms, parts)
-    present = {str(place): source for place, source in _places(norms)}
+    present = {str(place): segment for place, segment in _places(norms)}
     made = _make_missing(norms, parts, present)
     saved = {owner: part for owner, part in parts.items() if owner not in norms and "of" not in part}
     for owner, part in saved.items():
-        source, layout = made.get(owner) or present[owner], part.pop("layout", None)
-        problem = source.history.mismatch(part) or (None if layout is None else mismatch(source, layout))
+        segment, layout = made.get(owner) or present[owner], part.pop("layout", None)
+        problem = segment.history.mismatch(part) or (None if layout is None else mismatch(segment, layout))
         if problem is not None:
             raise ValueError(f"{owner}: {problem}")
     forgotten = []
-    for owner, source in present.items():
-        if owner not in parts and _is_first(owner, source, present):
-            if any(term.producer is not None for term in source.terms):
-                raise ValueError(f"{owner}: {source.history.mismatch({})}")
-            forgotten.append(source)
-    for source in forgotten:
-        source.forget()
+    for owner, segment in present.items():
+        if owner not in parts and _is_first(owner, segment, present):
+            if segment.producers:
+                raise ValueError(f"{owner}: {segment.history.mismatch({})}")
+            forgotten.append(segment)
+    for segment in forgotten:
+        segment.forget()
     _take_over(norms, parts, saved, {**present, **made}, made)
 
 
 class _Place(NamedTuple):
-    """Where in a model a source is."""
+    """Where in a model a segment is."""
 
     norm: str
     site: CallSite
@@ -115,16 +115,16 @@ class _Place(NamedTuple):
         return cls(norm, CallSite(stream, int(rest[0])), int(rest[1]), int(number))
 
 
-def _places(norms: Mapping[str, CrossIterBatchNorm]) -> Iterator[tuple[_Place, Source]]:
-    """Yield every source of every norm, shared ones several times."""
+def _places(norms: Mapping[str, CrossIterBatchNorm]) -> Iterator[tuple[_Place, Segment]]:
+    """Yield every segment of every norm, shared ones several times."""
     for name, norm in norms.items():
         for site, choice, feed in norm.feeds.choices():
             for number, segment in enumerate(feed):
-                yield _Place(name, site, choice, number), segment.source
+                yield _Place(name, site, choice, number), segment
 
 
-def _is_first(owner: str, source: Source, present: Mapping[str, Source]) -> bool:
-    return next(name for name, other in present.items() if other is source) == owner
+def _is_first(owner: str, segment: Segment, present: Mapping[str, Segment]) -> bool:
+    return next(name for name, other in present.items() if other is segment) == owner
 
 
 def _check_burn_in(norms: Mapping[str, CrossIterBatchNorm], parts: _Parts) -> None:
@@ -138,10 +138,10 @@ def _check_burn_in(norms: Mapping[str, CrossIterBatchNorm], parts: _Parts) -> No
 
 
 def _make_missing(
-    norms: Mapping[str, CrossIterBatchNorm], parts: _Parts, present: Mapping[str, Source]
-) -> dict[str, Source]:
-    """Make the sources that the state has and the model, which has not run yet, has not."""
-    made: dict[str, Source] = {}
+    norms: Mapping[str, CrossIterBatchNorm], parts: _Parts, present: Mapping[str, Segment]
+) -> dict[str, Segment]:
+    """Make the segments that the state has and the model, which has not run yet, has not."""
+    made: dict[str, Segment] = {}
     for owner, part in parts.items():
         if owner in norms or owner in present:
             continue
@@ -151,7 +151,7 @@ def _make_missing(
             raise ValueError(f"the history state has {key!r}, for which the model has no layer")
         norm = norms[place.norm]
         if "layout" in part:
-            made[owner] = source_of(part["layout"], norm.settings, norm.like, norm.label)
+            made[owner] = segment_of(part["layout"], norm.settings, norm.feeds.like(), norm.label)
     for owner, part in parts.items():
         if "of" in part and owner not in present:
             other = bytes(part["of"].tolist()).decode(errors="replace")
@@ -165,20 +165,20 @@ def _take_over(
     norms: Mapping[str, CrossIterBatchNorm],
     parts: _Parts,
     saved: _Parts,
-    sources: Mapping[str, Source],
-    made: Mapping[str, Source],
+    segments: Mapping[str, Segment],
+    made: Mapping[str, Segment],
 ) -> None:
-    feeds: dict[tuple[str, CallSite, int], dict[int, Source]] = {}
-    for owner, source in made.items():
+    feeds: dict[tuple[str, CallSite, int], dict[int, Segment]] = {}
+    for owner, segment in made.items():
         place = _Place.of(owner)
         assert place is not None
-        feeds.setdefault((place.norm, place.site, place.choice), {})[place.number] = source
+        feeds.setdefault((place.norm, place.site, place.choice), {})[place.number] = segment
     for (name, site, _), by_number in sorted(feeds.items()):
         norms[name].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))
     for owner, part in saved.items():
-        sources[owner].history.load_(part)
-        for term in sources[owner].terms:
-            term.leaf = None  # it is the weight of the next forward, whatever object that is
+        segments[owner].history.load_(part)
+        for operator in segments[owner].operators:
+            operator.parameter = None  # it is the weight of the next forward, whatever object that is
     for name, norm in norms.items():
         norm.burnt.copy_(parts[name]["burnt"])
 

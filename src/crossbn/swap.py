@@ -190,7 +190,7 @@ def _replace_(model: nn.Module, new: dict[_NormBase, nn.Module]) -> None:
                 parent._modules[name] = new[child]
     for norm in new:
         if isinstance(norm, CrossIterBatchNorm):
-            norm.become_plain_()  # takes its hooks off the operators
+            norm._become_plain_()  # takes its hooks off the operators
     if not any(isinstance(module, CrossIterBatchNorm) for module in model.modules()):
         Scope.unmark_(model)
 

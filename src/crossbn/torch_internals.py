@@ -10,6 +10,7 @@
 | Is this a batch of gradients? | `_C._functorch.is_legacy_batchedtensor` | before 2.6 |
 | Is this the eager rest of a compiled function? | `_C._dynamo.eval_frame.get_eval_frame_callback` | before 2.6 |
 | Is `torch.export` tracing? | `compiler._is_exporting_flag` | before 2.8 |
+| Which group of processes has this name? | `distributed.distributed_c10d._resolve_process_group` | before 2.6 |
 | Is this a tensor without values? | `_subclasses.fake_tensor.is_fake` | before 2.6 |
 
 The second line is why torch 2.8 is the oldest version that is supported. A function that a later torch
@@ -128,6 +129,11 @@ def is_fake(tensor: Tensor) -> bool:
     There is no public name for it.
     """
     return fake_tensor.is_fake(tensor)
+
+
+def process_group_called(name: str) -> torch.distributed.ProcessGroup:
+    """Return the group whose `group_name` that is. There is a public name for the other direction only."""
+    return torch.distributed.distributed_c10d._resolve_process_group(name)
 
 
 def copy_each_(targets: list[Tensor], values: list[Tensor]) -> None:

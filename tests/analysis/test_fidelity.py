@@ -54,7 +54,7 @@ def test_errors_are_those_of_brute_force(order: int) -> None:
         norm, conv, old = model[int(record.layer)], model[LAYERS[record.layer]], seen[5 - record.age]
         assert isinstance(norm, CrossIterBatchNorm)
         assert isinstance(conv, nn.Conv2d)
-        past = norm.sources[0].past()
+        past = norm.segments[0].past()
         bias = torch.zeros(()) if conv.bias is None or order == 0 else conv.bias.detach()
         with torch.no_grad():
             if record.truth == SAME_LAYER:

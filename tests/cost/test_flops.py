@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from crossbn import convert_
 from crossbn.cost.flops import Flops, StepFlops, count_step
-from crossbn.functional import library
+from crossbn.ops import library
 
 BATCH, IN, OUT, PIXELS = 2, 3, 8, 10 * 10
 E = BATCH * OUT * PIXELS

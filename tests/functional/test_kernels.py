@@ -50,7 +50,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(kernels, "native_available", lambda _: True)
         monkeypatch.setattr(torch, "batch_norm_backward_reduce", native_reduce)
         monkeypatch.setattr(torch, "batch_norm_backward_elemt", native_elemt)
-    with C.library.switched_off():
+    with library.switched_off():
         yield name
 
 

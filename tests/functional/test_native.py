@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import crossbn
 from crossbn import functional as C
 from crossbn.convert import cross_iteration_norms
-from crossbn.functional import library
+from crossbn.ops import library
 from crossbn.functional.moments import all_finite
 from crossbn.nn import quick
 from crossbn.nn.feed import Input

@@ -255,7 +255,7 @@ def test_update_bn_is_that_of_batchnorm(reentrant: bool) -> None:
 
 def ledger_sizes(model: nn.Module) -> list[int]:
     gc.collect()
-    return [len(norm._ledger._records) for norm in model.modules() if isinstance(norm, CrossIterBatchNorm)]
+    return [len(norm._recompute_cache._records) for norm in model.modules() if isinstance(norm, CrossIterBatchNorm)]
 
 
 @KINDS

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import crossbn
-from crossbn.functional import library
+from crossbn.ops import library
 
 
 def build(**options: Any) -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.functional import library
+from crossbn.ops import library
 from crossbn.nn.history import History
 from tests.functional.test_native import Dense, train, twice
 

@@ -43,7 +43,7 @@ def errors() -> dict[str, Tensor]:
     model = network()
     crossbn.convert_(model, window=WINDOW)
     norms = {i: norm for i, norm in enumerate(model) if isinstance(norm, CrossIterBatchNorm2d)}
-    assert {type(norm.sources[0].form).__name__ for norm in norms.values()} == {"Gradients", "Samples"}
+    assert {type(norm.segments[0].form).__name__ for norm in norms.values()} == {"Gradients", "Samples"}
     shadows = {
         i: {
             kind: CrossIterBatchNorm2d(norm.num_features, window=WINDOW, positions=positions).attach_(model[i - 1])

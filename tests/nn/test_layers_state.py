@@ -44,7 +44,7 @@ def test_replaced_weights_are_forgotten() -> None:
     case = "conv, relu"
 
     def remembered(model: nn.Sequential) -> int:
-        return int(norm_of(model).sources[0].history.pushed)
+        return int(norm_of(model).sources[0].history.num_steps)
 
     model = network(case)
     model(batch(case, 3))
@@ -66,7 +66,7 @@ def test_converting_again() -> None:
     model = network(case)
     model(batch(case, 3))
     crossbn.convert_(model, window=3, positions=None, layers=2, invalid="drop")
-    assert int(norm_of(model).sources[0].history.pushed) == 1  # kept
+    assert int(norm_of(model).sources[0].history.num_steps) == 1  # kept
     crossbn.set_window_(model, 2)
     model(batch(case, 3))
     crossbn.convert_(model, window=3, positions=None)
@@ -85,7 +85,7 @@ def test_without_gradients_nothing_is_remembered() -> None:
     y = batch(case, 2)
     with torch.no_grad():
         looked = model(y)
-    assert int(norm_of(model).sources[0].history.pushed) == 1
+    assert int(norm_of(model).sources[0].history.num_steps) == 1
     assert_near(looked, model(y))
 
 

@@ -25,7 +25,7 @@ FORWARD_MODE = pytest.mark.filterwarnings("ignore:`torch.jit.script")
 
 
 def library(native: bool) -> AbstractContextManager[None]:
-    return nullcontext() if native else C.library.switched_off()
+    return nullcontext() if native else library.switched_off()
 
 
 def network(channels: int = 8, momentum: float = 0.1, bias: bool = False, **options: Any) -> nn.Sequential:

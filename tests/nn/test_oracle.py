@@ -92,7 +92,7 @@ def check(
     torch.manual_seed(0)
     norm = norm_for(module, len(shape) - 1, window=3, positions=None, **options).to(dtype)
     if direct:  # what pairing finds out: nothing is added to the operator's output
-        norm.sources[0].direct = True
+        norm.segments[0].direct = True
         norm.configure_(norm.settings)
     module.to(dtype)
     parameters: list[Tensor] = [*module.parameters(), *norm.parameters()]

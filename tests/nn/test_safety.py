@@ -327,7 +327,7 @@ def assert_plain_and_said_once(
     """The step is BatchNorm's, leaves no trace in the history, and is warned of, but not a second time."""
     plain = nn.SyncBatchNorm(norm.num_features).to(x.dtype)
     plain.load_state_dict(norm.state_dict())
-    before = [copy.deepcopy(dict(source.history.state())) for source in norm.all_sources]
+    before = [copy.deepcopy(dict(source.history.state())) for source in norm.feeds.segments()]
     norm._said.clear()
     run()
     with pytest.warns(crossbn.ConversionWarning, match=message):
@@ -342,7 +342,7 @@ def assert_plain_and_said_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         norm(x)
-    for source, state in zip(norm.all_sources, before, strict=True):
+    for source, state in zip(norm.feeds.segments(), before, strict=True):
         assert_same(dict(source.history.state()), state)
 
 
@@ -355,7 +355,7 @@ def test_producer_that_has_not_run() -> None:
     with torch.no_grad():
         out = conv(batch(2, 2, 4, 4))
     norm(out)
-    assert int(norm.sources[0].history.pushed) == 1
+    assert int(norm.segments[0].history.num_steps) == 1
     assert_plain_and_said_once(norm, out, not_run)
 
 
@@ -445,7 +445,7 @@ def test_input_that_the_producer_has_not_made() -> None:
         out = model(x)
     expected = nn.functional.batch_norm(model.conv(x).relu(), None, None, norm.weight, norm.bias, True)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    assert int(norm.sources[0].history.pushed) == 1
+    assert int(norm.segments[0].history.num_steps) == 1
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.3])

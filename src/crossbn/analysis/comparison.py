@@ -19,7 +19,7 @@ from torch import Tensor
 
 from crossbn.analysis.fidelity_records import Fidelity
 from crossbn.functional import join_moments
-from crossbn.nn.source import Past
+from crossbn.nn.segment import PastMoments
 
 
 class Moments(NamedTuple):
@@ -51,7 +51,7 @@ def batch_noise(var: Tensor, scale: Tensor) -> float | None:
     return float((deviation / scale).mean())
 
 
-def compare(past: Past, age: int, truth: Moments, batch: int, eps: float) -> Fidelity:
+def compare(past: PastMoments, age: int, truth: Moments, batch: int, eps: float) -> Fidelity:
     """Compare the moments remembered `age` steps ago with those of a batch.
 
     Args:
@@ -62,7 +62,7 @@ def compare(past: Past, age: int, truth: Moments, batch: int, eps: float) -> Fid
         eps: of the norm.
 
     Example:
-        >>> past = Past(*torch.tensor([[[0.0]], [[2.0]], [[1.0]], [[3.0]]]))
+        >>> past = PastMoments(*torch.tensor([[[0.0]], [[2.0]], [[1.0]], [[3.0]]]))
         >>> truth = Moments(torch.tensor([[1.0]]), torch.tensor([[4.0]]), torch.tensor([8.0]))
         >>> found = compare(past, 1, truth, 0, eps=0.0)
         >>> found.naive_mean_error, found.compensated_mean_error, found.explained_var

@@ -10,6 +10,7 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn.analysis.batches import BatchError
 from crossbn.nn import CrossIterBatchNorm
+from crossbn.ops.autograd import Context, normalize
 
 Windows = Mapping[CrossIterBatchNorm, Sequence[int]]
 """Steps that each norm pooled at each step, that step included."""
@@ -53,7 +54,9 @@ def normalize_steps(norm: CrossIterBatchNorm, sizes: Sequence[int], windows: Seq
         past_mean, past_var = torch.stack(past, 1) if past else moments[i].unsqueeze(1)[:, :0]
         mean, var = moments[i]
         pooled = C.pool(mean, var, past_mean, past_var)
-        normalized.append(C.normalize(part, pooled.mean, pooled.var, pooled.share, norm.weight, norm.bias, norm.eps))
+        normalized.append(
+            normalize(part, pooled.mean, pooled.var, norm.weight, norm.bias, Context(pooled.share, norm.eps))
+        )
     return torch.cat(normalized)
 
 

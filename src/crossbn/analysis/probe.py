@@ -17,7 +17,7 @@ from crossbn.analysis.truth import network_moments, same_layer_moments
 from crossbn.analysis.undisturbed import undisturbed
 from crossbn.convert import cross_iteration_norms
 from crossbn.nn import CrossIterBatchNorm
-from crossbn.nn.replay import Pass, current_pass
+from crossbn.nn.recompute import Pass, current_pass
 
 
 @dataclass
@@ -69,7 +69,7 @@ class FidelityProbe:
         self._norms = list(cross_iteration_norms(model).values())
         for run in self._runs:
             if run.operator is None:
-                feeder = "a sum, or by an operator without a module" if run.source.terms else "no operator"
+                feeder = "a sum, or by an operator without a module" if run.segment.operators else "no operator"
                 self.left_out[f"{run.layer}, {SAME_LAYER}"] = f"it is fed by {feeder}"
         self._kept: list[_Kept] = []
         self._entry: Any = None
@@ -126,7 +126,7 @@ class FidelityProbe:
             self._forget()
             return
         # The steps before those that are compared are there for what the norms pooled at these.
-        windows = {norm: min(int(norm.sources[0].history.pushed) + 1, norm.settings.window) for norm in self._norms}
+        windows = {norm: min(int(norm.segments[0].history.num_steps) + 1, norm.settings.window) for norm in self._norms}
         self._kept = [*self._kept, _Kept(call, self._pushed(), windows)][-2 * memory :]
         for old in self._kept[:-memory]:
             old.inputs.clear()
@@ -144,7 +144,7 @@ class FidelityProbe:
         self._watches, self._kept = [], []
 
     def _pushed(self) -> dict[str, int]:
-        return {run.layer: int(run.source.history.pushed) for run in self._runs}
+        return {run.layer: int(run.segment.history.num_steps) for run in self._runs}
 
     def _measure(self) -> list[FidelityRecord]:
         now = self._pushed()
@@ -162,7 +162,7 @@ class FidelityProbe:
             truths = dict.fromkeys(ages, str(error))
         found = []
         for run in self._runs:
-            known = {i: age for i, age in ages[run.layer].items() if age <= run.source.history.slots}
+            known = {i: age for i, age in ages[run.layer].items() if age <= run.segment.history.slots}
             seen = {i: self._kept[i].inputs[run.operator] for i in known if run.operator in self._kept[i].inputs}
             if run.operator is not None and seen:
                 truth = same_layer_moments(run, run.operator, list(seen.values()))
@@ -186,7 +186,7 @@ class FidelityProbe:
         if isinstance(truth, str) or not torch.isfinite(truth.mean + truth.var).all():
             self.left_out[f"{run.layer}, {kind}"] = truth if isinstance(truth, str) else "it is not finite"
             return []
-        past, eps = run.source.past(), run.norm.eps
+        past, eps = run.segment.past(), run.norm.eps
         return [
             FidelityRecord(self.steps, run.layer, age, kind, compare(past, age, truth, row, eps))
             for age, row in sorted(rows.items())

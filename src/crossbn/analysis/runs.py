@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
 from crossbn.nn import CrossIterBatchNorm
-from crossbn.nn.source import Source
+from crossbn.nn.segment import Segment
 
 
 class Run(NamedTuple):
@@ -17,20 +17,20 @@ class Run(NamedTuple):
     layer: str
     """What it is called in records."""
     norm: CrossIterBatchNorm
-    source: Source
+    segment: Segment
     channels: slice
 
     @property
     def operator(self) -> nn.Module | None:
         """The one operator whose output the channels are, if that is known."""
-        return self.source.producers[0].module if self.source.direct and self.source.producers else None
+        return self.segment.producers[0].module if self.segment.direct and self.segment.producers else None
 
     def own_bias(self) -> Tensor | float:
         """Return the part of the mean that is not remembered: the operators' biases, where they are compensated."""
-        if self.source.form is None:
+        if self.segment.storage is None:
             return 0.0
-        biases = [bias for term in self.source.terms if (bias := term.bias()) is not None]
-        return torch.stack(biases).sum(0).to(self.source.history["mean"].dtype) if biases else 0.0
+        biases = [bias for each in self.segment.operators if (bias := each.bias()) is not None]
+        return torch.stack(biases).sum(0).to(self.segment.history["mean"].dtype) if biases else 0.0
 
 
 def find_runs(model: nn.Module, layers: Collection[str] | None = None) -> list[Run]:
@@ -59,9 +59,9 @@ def find_runs(model: nn.Module, layers: Collection[str] | None = None) -> list[R
     for name, norm in norms.items():
         if layers is None or name in layers:
             start = 0
-            for source in norm.sources:
-                channels = slice(start, start + source.channels)
+            for segment in norm.segments:
+                channels = slice(start, start + segment.channels)
                 start = channels.stop
-                label = name if len(norm.sources) == 1 else f"{name}[{channels.start}:{channels.stop}]"
-                runs.setdefault(source, Run(label, norm, source, channels))
+                label = name if len(norm.segments) == 1 else f"{name}[{channels.start}:{channels.stop}]"
+                runs.setdefault(segment, Run(label, norm, segment, channels))
     return list(runs.values())

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from crossbn.functional import library
+from crossbn.ops import library
 
 _PER_RESULT = {
     **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "pow", "square", "sqrt", "rsqrt"), 1),

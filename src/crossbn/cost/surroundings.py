@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import crossbn
-from crossbn.functional import library
+from crossbn.ops import library
 
 
 def versions() -> dict[str, str]:

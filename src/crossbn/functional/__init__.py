@@ -1,7 +1,6 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
-from crossbn.functional import library, native
-from crossbn.functional.double_backward import Followed, Operand
+from crossbn.functional.dependence import Dependence, Jacobian
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,
@@ -10,42 +9,70 @@ from crossbn.functional.geometry import (
     is_linear_operator,
     unflatten_weight,
 )
-from crossbn.functional.jacobian import Jacobian, follow_weight
-from crossbn.functional.moments import accumulation_dtype, all_finite, batch_moments, join_moments
-from crossbn.functional.normalize import Context, normalize, normalize_step
+from crossbn.functional.moments import Flag, accumulation_dtype, all_finite, batch_moments, channelwise, join_moments
+from crossbn.functional.normalize import Gradients, differentiable_output, gradients, normalized
 from crossbn.functional.plan import Plan, choose_plan
-from crossbn.functional.pooling import Pooled, equal_votes, pool, votes_by_age
+from crossbn.functional.pooling import Pooled, StepWeights, ages, pool, weights_by_age
 from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
-from crossbn.functional.site import Site
-from crossbn.functional.taylor import compensate, project, project_means, project_steps, project_var, spread
+from crossbn.functional.settings import Settings
+from crossbn.functional.storage import (
+    SAMPLES,
+    GradientStorage,
+    LookBack,
+    Observation,
+    Operand,
+    PatchStorage,
+    Storage,
+    make_storage,
+    stored_as,
+    total,
+)
+from crossbn.functional.taylor import (
+    TaylorTerms,
+    compensate,
+    project,
+    project_means,
+    project_steps,
+    project_var,
+    spread,
+)
 
 __all__ = [
     "LINEAR_OPERATORS",
-    "Context",
-    "Followed",
+    "SAMPLES",
+    "Dependence",
+    "Flag",
     "Geometry",
+    "GradientStorage",
+    "Gradients",
     "Jacobian",
+    "LookBack",
+    "Observation",
     "Operand",
+    "PatchStorage",
     "Places",
     "Plan",
     "Pooled",
-    "Site",
+    "Settings",
+    "StepWeights",
+    "Storage",
+    "TaylorTerms",
     "accumulation_dtype",
+    "ages",
     "all_finite",
     "batch_moments",
+    "channelwise",
     "choose_plan",
     "compensate",
-    "equal_votes",
+    "differentiable_output",
     "flatten_weight",
-    "follow_weight",
     "geometry_of",
+    "gradients",
     "is_linear_operator",
     "join_moments",
-    "library",
+    "make_storage",
     "mean_grad",
-    "native",
-    "normalize",
-    "normalize_step",
+    "normalized",
     "outputs_at",
     "patches_at",
     "pool",
@@ -55,7 +82,9 @@ __all__ = [
     "project_var",
     "sample_places",
     "spread",
+    "stored_as",
+    "total",
     "unflatten_weight",
     "var_grad",
-    "votes_by_age",
+    "weights_by_age",
 ]

@@ -5,7 +5,7 @@ seen this way: output channel j at a position is `<W_j, patch>`, the patch being
 places follow dimension by dimension from the position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 Convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TransposedConvolution = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LINEAR_OPERATORS = (*Convolution, *TransposedConvolution, nn.Linear)
+_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,26 @@ class Geometry:
                 output_sizes, input_sizes, self.stride, self.padding, self.dilation, self.kernel, strict=True
             )
         ]
+
+    def numbers(self) -> list[int]:
+        """Return the geometry as numbers, for what can hold nothing else."""
+        sides = [side for pair in self.padding for side in pair]
+        first = [
+            self.out_channels,
+            self.in_channels,
+            self.groups,
+            int(self.transposed),
+            _MODES.index(self.padding_mode),
+        ]
+        return [*first, len(self.kernel), *self.kernel, *self.stride, *self.dilation, *sides]
+
+    @classmethod
+    def from_numbers(cls, numbers: Iterator[int]) -> "Geometry":
+        """Take what `numbers` returned off the front."""
+        outputs, inputs, groups, transposed, mode, rank = (next(numbers) for _ in range(6))
+        kernel, stride, dilation = (tuple(next(numbers) for _ in range(rank)) for _ in range(3))
+        padding = tuple((next(numbers), next(numbers)) for _ in range(rank))
+        return cls(outputs, inputs, groups, kernel, stride, dilation, padding, _MODES[mode], bool(transposed))
 
 
 def is_linear_operator(module: nn.Module) -> bool:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from crossbn.functional import library, native
 from crossbn.torch_internals import inside_functorch
+
+Flag = bool | Tensor
+"""A bool where the value may be looked at, on the CPU; a scalar tensor on a GPU, which is never waited for."""
 
 _LARGE = 2**16
 _WIDE = (torch.float32, torch.float64)
@@ -31,25 +33,28 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([2.]), tensor([1.]))
     """
     dtype, dims = accumulation_dtype(x.dtype), [0, *range(2, x.ndim)]
-    if torch.compiler.is_compiling() or not x.is_cpu or _is_differentiated(x):
+    if torch.compiler.is_compiling() or not x.is_cpu or is_differentiated(x):
         var, mean = torch.var_mean(x.to(dtype), dims, correction=0)
         return mean, var
-    if library.fit(x):
-        return native.moments(x)
     if x.numel() >= _LARGE:  # on the CPU two plain passes are four times as fast as the native kernel, ten as var_mean
         mean = x.mean(dims, dtype=dtype)
-        return mean, (x - mean.reshape(-1, *[1] * (x.ndim - 2))).square_().mean(dims)
+        return mean, (x - channelwise(mean, x)).square_().mean(dims)
     # Without running statistics the result would have the type of a bfloat16 input; momentum 0 leaves them alone.
     running = None if x.dtype == dtype else x.new_ones(x.shape[1], dtype=dtype)
     mean, var = torch.batch_norm_update_stats(x, running, running, 0.0)
     return mean, var
 
 
-def _is_differentiated(x: Tensor) -> bool:
+def is_differentiated(x: Tensor) -> bool:
     """Tell whether a derivative may be taken of what is made of `x`, by autograd or by a transform."""
     if x.requires_grad and torch.is_grad_enabled():
         return True
     return inside_functorch() or forward_ad.unpack_dual(x).tangent is not None
+
+
+def channelwise(values: Tensor, x: Tensor) -> Tensor:
+    """Shape per-channel values [C] to go with `x` [N, C, ...]."""
+    return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -57,24 +62,18 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in _WIDE else torch.promote_types(dtype, torch.float32)
 
 
-def all_finite(*values: Tensor) -> bool | Tensor:
-    """Tell whether all values are finite: a bool on the CPU, where looking costs nothing, else a scalar tensor.
+def all_finite(*values: Tensor) -> Flag:
+    """Tell whether all values are finite.
 
     Example:
         >>> all_finite(torch.ones(2), torch.tensor([0.0, torch.inf]))
         False
     """
-    if all(value.device.type == "cpu" for value in values) and not torch.compiler.is_compiling():
-        return all(_is_finite(value) for value in values)
+    if all(value.is_cpu for value in values) and not torch.compiler.is_compiling():
+        # The sum is quicker; that of large numbers may be infinite though none of them is.
+        return all(math.isfinite(value.sum()) or bool(value.isfinite().all()) for value in values)
     flags = [torch.isfinite(value).all() for value in values]
     return flags[0] if len(flags) == 1 else torch.stack(flags).all()
-
-
-def _is_finite(value: Tensor) -> bool:
-    if library.fit(value) and value.is_contiguous():
-        return native.all_finite(value)
-    # The sum is quicker; that of large numbers may be infinite though none of them is.
-    return math.isfinite(value.sum()) or bool(value.isfinite().all())
 
 
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

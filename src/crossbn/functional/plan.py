@@ -4,10 +4,10 @@ Remembering the gradient [C, I] itself costs, per weight, one product for each p
 it again for each of the R remembered steps, twice (its value, the gradient through it). Remembering the P patches it
 would be made of costs no gradient at all, but R * P products with today's weight, twice. Per weight on two CPU cores:
 
-| form | nanoseconds | numbers kept per step |
+| storage | nanoseconds | numbers kept per step |
 |---|---|---|
 | gradient, P positions | P / 75 + 1.5 R | C * I |
-| samples, P positions | R * P / 35 | P * (I + 2 C) |
+| patches, P positions | R * P / 35 | P * (I + 2 C) |
 
 So a few samples are the cheaper the larger the weight is; for a small one only the number of operations counts, and
 there is room for many positions.
@@ -27,7 +27,7 @@ _FEWEST_SAMPLES = 6
 class Plan(NamedTuple):
     """How a step is remembered."""
 
-    form: Literal["gradient", "samples"]
+    storage: Literal["gradient", "patches"]
     positions: int | None
     """Output positions over the batch; None for all of them."""
 
@@ -53,14 +53,14 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
 
     Example:
         >>> choose_plan(Geometry(32, 3, kernel=(3, 3)), 128, slots=3)
-        Plan(form='gradient', positions=128)
+        Plan(storage='gradient', positions=128)
         >>> choose_plan(Geometry(512, 512, kernel=(3, 3)), 128, slots=3)
-        Plan(form='samples', positions=10)
+        Plan(storage='patches', positions=10)
     """
     if positions is None:
-        return Plan("samples" if order == 2 else "gradient", None)
+        return Plan("patches" if order == 2 else "gradient", None)
     affordable = max(_FEWEST_POSITIONS, _CHEAP_NUMBERS // (geometry.in_channels * geometry.taps))
     small = geometry.out_channels * geometry.patch_size <= _SMALL_WEIGHT
     if not small:
         affordable = max(_FEWEST_SAMPLES, _WINDOW_SAMPLES // max(slots, 1))
-    return Plan("gradient" if small and order == 1 else "samples", min(positions, affordable))
+    return Plan("gradient" if small and order == 1 else "patches", min(positions, affordable))

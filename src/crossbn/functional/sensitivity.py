@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional.geometry import Geometry, flatten_weight, pad_input, unflatten_weight
-from crossbn.functional.moments import accumulation_dtype
+from crossbn.functional.moments import accumulation_dtype, channelwise
 from crossbn.functional.taps import average_by_tap, taps_at
 from crossbn.functional.taylor import spread
 
@@ -57,8 +57,7 @@ def var_grad(
             a large mean the rounding of `mean` makes it something else, and the patches are large as well.
     """
     dtype = accumulation_dtype(x.dtype)
-    channelwise = mean.reshape(-1, *[1] * (x.ndim - 2))
-    centred = (x.to(dtype) - channelwise) * (2 * x.shape[1] / x.numel())
+    centred = (x.to(dtype) - channelwise(mean, x)) * (2 * x.shape[1] / x.numel())
     if not geometry.kernel:
         return _taken_off(centred.mT @ y.to(dtype), centred, mean_patch)
     padded, padding = pad_input(y.to(dtype), geometry)
@@ -112,7 +111,7 @@ def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor
     if amount is None or amount >= total:
         amount, step = total, 0
     start = step * amount % total
-    if isinstance(start, int) and total <= _ORDER_ENTRIES and not torch.compiler.is_compiling():
+    if isinstance(start, int) and total <= _ORDER_ENTRIES:
         return Places(*(each.narrow(0, start, amount) for each in _order(total, space, amount, device)))
     return _places(start, amount, total, space, device)
 

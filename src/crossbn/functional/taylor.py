@@ -19,6 +19,8 @@ changed must change nothing, so both products of a mean patch are summed in the 
 one for another number of rows, `project_means` and `project_var` have not.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,7 @@ def spread(coefficient: Tensor, rows: Tensor) -> Tensor:
 
 def project_var(var_grad: Tensor, flat_weight: Tensor) -> Tensor:
     """Return <var_grad, W> for each remembered step: [R, C, I] and [C, I] give [R, C]."""
-    if flat_weight.numel() <= _CACHED_NUMBERS or torch.compiler.is_compiling():  # which fuses product and sum
+    if flat_weight.numel() <= _CACHED_NUMBERS:
         return (var_grad * flat_weight).sum(2)
     # A few channels at a time, so that the product stays in the cache; faster than bmm on the CPU.
     rows = max(1, _CACHED_NUMBERS // flat_weight.shape[1])
@@ -77,13 +79,20 @@ def project_steps(rows: Tensor, flat_weight: Tensor) -> Tensor:
     return products
 
 
-def compensate(
-    mean: Tensor, var: Tensor, mean_shift: Tensor, var_slope: Tensor, curvature: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+class TaylorTerms(NamedTuple):
+    """What the change of the weights since has done to each remembered step, [R, C] each."""
+
+    mean_shift: Tensor
+    var_slope: Tensor
+    curvature: Tensor | None = None
+
+
+def compensate(mean: Tensor, var: Tensor, terms: TaylorTerms) -> tuple[Tensor, Tensor]:
     """Return the remembered means and variances [R, C] at today's weights.
 
     The variance may come out negative: that is where the polynomial has left its range of validity, and
     what `pool` guards against.
     """
-    past_var = torch.addcmul(var + var_slope, mean_shift, mean_shift, value=-1)
-    return mean + mean_shift, past_var if curvature is None else past_var + curvature
+    shift, slope, curvature = terms
+    past_var = torch.addcmul(var + slope, shift, shift, value=-1)
+    return mean + shift, past_var if curvature is None else past_var + curvature

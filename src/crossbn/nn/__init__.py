@@ -1,7 +1,13 @@
 """Norm layers."""
 
-from crossbn.nn.cross_iteration import CrossIterBatchNorm
-from crossbn.nn.norm_act import CrossIterBatchNormAct2d
+from crossbn.functional import Settings
+from crossbn.nn.layer import (
+    CrossIterBatchNorm,
+    CrossIterBatchNorm1d,
+    CrossIterBatchNorm2d,
+    CrossIterBatchNorm3d,
+    CrossIterBatchNormAct2d,
+)
 from crossbn.nn.norms import (
     NORMS,
     BatchInstanceNorm,
@@ -17,9 +23,7 @@ from crossbn.nn.norms import (
     SyncBatchNorm,
     make_norm,
 )
-from crossbn.nn.ranks import CrossIterBatchNorm1d, CrossIterBatchNorm2d, CrossIterBatchNorm3d
 from crossbn.nn.reparametrize import REPARAMETRIZATIONS, WeightStandardization, reparametrize_
-from crossbn.nn.settings import Settings
 
 __all__ = [
     "NORMS",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from crossbn.nn.call import AddmmCall, Call, ConvolutionCall
+from crossbn.nn.calls import AddmmCall, ConvolutionCall, NodeCall
 
 Shape = tuple[int, ...]
 
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     """What feeds a run of channels."""
 
     channels: int
-    calls: tuple[Call, ...]
+    calls: tuple[NodeCall, ...]
     """Summed into it; none if it has no linear operator."""
     complete: bool
     """Whether the channels are nothing but that sum."""
@@ -95,7 +95,7 @@ def _follow(place: _Place) -> list[Part]:
         place = moved
 
 
-def _call(name: str, place: _Place) -> Call | None:
+def _call(name: str, place: _Place) -> NodeCall | None:
     if name == "ConvolutionBackward0" and place.layout is _Layout.IMAGE:
         return ConvolutionCall(place.node, place.shape)
     if name in ("AddmmBackward0", "MmBackward0") and len(place.shape) == 2:
@@ -172,7 +172,7 @@ def _operand(node: Any, index: int) -> tuple[Any, int, Shape]:
 def _sum(place: _Place) -> list[Part]:
     if place.node._saved_alpha != 1:
         return place.opaque("after a weighted add")
-    calls: list[Call] = []
+    calls: list[NodeCall] = []
     biases: list[Tensor] = []
     complete = True
     for i in range(2):
@@ -192,7 +192,7 @@ def _sum(place: _Place) -> list[Part]:
             calls += parts[0].calls
         complete = complete and len(parts) == 1 and parts[0].complete
     if biases and len(calls) == 1 and calls[0].bias is None:
-        calls[0].add_bias(biases[0])
+        calls[0].bias = biases[0]
     elif biases:
         complete = False
     nodes = [call.node for call in calls]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from crossbn.functional import Geometry, geometry_of
-from crossbn.nn.call import SeenCall
+from crossbn.nn.calls import SeenCall
 from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
 
 
@@ -27,7 +27,7 @@ class _Latest(threading.local):
 
 
 class Fed(Protocol):
-    """What a producer knows of a source."""
+    """What a producer knows of a segment."""
 
     readers: int
 
@@ -44,7 +44,7 @@ class Producer:
 
     Attributes:
         copies: whether weights are copied in the hook, because they are gone when the norm runs (FSDP).
-        fed: the sources that it feeds.
+        fed: the segments that it feeds.
         always: whether every call is to be held, because the graph is not to be believed.
     """
 
@@ -80,11 +80,12 @@ class Producer:
         if self._is_to_be_held(output):
             if not torch.compiler.is_compiling():
                 self.geometry = geometry_of(module)  # which may have been changed
-            weight = self.weight if latest.weight is None else latest.weight
-            bias = self.bias
-            if self.copies and not torch.compiler.is_compiling() and isinstance(weight, nn.Parameter):
-                weight, bias = weight.detach().clone(), None if bias is None else bias.detach().clone()
+            weight, bias = self.weight if latest.weight is None else latest.weight, self.bias
             latest.call = SeenCall(self.geometry, y.detach(), weight, bias, tuple(output.shape[2:]))
+            if self.copies and not torch.compiler.is_compiling() and isinstance(weight, nn.Parameter):
+                latest.call.trained = weight, bias
+                latest.call.weight = weight.detach().clone()
+                latest.call.bias = None if bias is None else bias.detach().clone()
             latest.unread = sum(fed.readers for fed in self.fed)
             latest.weight = None
         elif module.training and not backward_is_running():
@@ -142,7 +143,7 @@ class Producer:
         return self.module.bias  # type: ignore[return-value]  # Module attributes are untyped
 
     def release(self, fed: Fed) -> None:
-        """Stop feeding a source; the last one takes the hooks away."""
+        """Stop feeding a segment; the last one takes the hooks away."""
         self.fed.remove(fed)
         if not self.fed:
             for handle in self._handles:

@@ -9,7 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from crossbn.nn.cross_iteration import CrossIterBatchNorm
+from crossbn.nn.layer import (
+    CrossIterBatchNorm,
+    CrossIterBatchNorm1d,
+    CrossIterBatchNorm2d,
+    CrossIterBatchNorm3d,
+)
 from crossbn.nn.norms.base import check_dims
 from crossbn.nn.norms.batch_instance import BatchInstanceNorm
 from crossbn.nn.norms.frozen import FrozenBatchNorm
@@ -19,7 +24,6 @@ from crossbn.nn.norms.renorm import BatchRenorm
 from crossbn.nn.norms.sparse_switch import SparseSwitchNorm
 from crossbn.nn.norms.switch import SwitchNorm
 from crossbn.nn.norms.sync import SyncBatchNorm
-from crossbn.nn.ranks import CrossIterBatchNorm1d, CrossIterBatchNorm2d, CrossIterBatchNorm3d
 
 _CROSS_ITERATION: dict[int | None, type[CrossIterBatchNorm]] = {
     None: CrossIterBatchNorm,

@@ -1,6 +1,7 @@
 """What a cross-iteration norm is told to do."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,11 @@ class Settings:
         sync: pool over the processes of `process_group` as well.
         process_group: None for all processes.
         history_dtype: torch.bfloat16 halves the memory of what is remembered; None for the statistics' own type.
-        layers: 2 compensates for the weights before the previous norm as well, see `deeper`; slow, for small networks.
-        decay: vote of a remembered step for each step of its age, today's having one: 1 is the paper's equal votes, 0.7
-            trusts old steps less, whose statistics lack what earlier layers have changed since.
+        decay: weight of a remembered step for each step of its age, today's having one: 1 is the paper's equal weights,
+            0.7 trusts old steps less, whose statistics lack what earlier layers have changed since.
+
+    Raises:
+        ValueError: naming the option that is out of range.
     """
 
     window: int = 4
@@ -36,7 +39,6 @@ class Settings:
     sync: bool = False
     process_group: dist.ProcessGroup | None = None
     history_dtype: torch.dtype | None = None
-    layers: int = 1
     decay: float = 1.0
 
     def __post_init__(self) -> None:
@@ -49,13 +51,22 @@ class Settings:
         _check_choice("sync", self.sync, (True, False))
         _check_choice("invalid", self.invalid, ("max", "drop"))
         _check_choice("history_dtype", self.history_dtype, (None, torch.bfloat16))
-        _check_choice("layers", self.layers, (1, 2))
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
-        if self.layers == 2 and self.order != 1:
-            raise ValueError(f"layers=2 is of order 1, got order={self.order}")
-        if self.layers == 2 and self.sync:
-            raise ValueError("layers=2 does not work with sync=True")
+
+    @classmethod
+    def of(cls, config: "Settings | None", options: dict[str, Any]) -> "Settings":
+        """Return the settings that were given as one object or one by one.
+
+        Raises:
+            TypeError: for an option that does not exist, or both an object and options.
+        """
+        unknown = sorted(options.keys() - cls.__dataclass_fields__.keys())
+        if unknown:
+            raise TypeError(f"no option is called {unknown[0]!r}; there are {', '.join(cls.__dataclass_fields__)}")
+        if config is not None and options:
+            raise TypeError(f"give config or options, not both: {', '.join(options)}")
+        return cls(**options) if config is None else config
 
     @property
     def active_group(self) -> dist.ProcessGroup | None:

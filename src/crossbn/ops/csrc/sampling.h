@@ -37,42 +37,42 @@ FAST static void NAME(tap_means_of)(IN y, int64_t n, int64_t batch_stride, const
 }
 
 /* What each kernel tap reads on average, [channels, k0 k1 k2]. `scratch` has (k0 k1 + 2) rows for each thread. */
-static void NAME(tap_means)(const struct site *site, IN y, int64_t y_stride, OUT scratch, OUT result, int threads) {
-    const int64_t *size = site->size, *k = site->k, channels = site->y_channels;
+static void NAME(tap_means)(const struct tables *tables, IN y, int64_t y_stride, OUT scratch, OUT result, int threads) {
+    const int64_t *size = tables->size, *k = tables->k, channels = tables->y_channels;
     const int64_t taps = k[0] * k[1] * k[2], space = size[0] * size[1] * size[2], own = (k[0] * k[1] + 2) * size[2];
-    threads = worth(threads, site->n * channels * space);
-    if (site->tap == 0) {
-        NAME(moments)(y, site->n, channels, space, y_stride, result, 0, threads);
+    threads = worth(threads, tables->n * channels * space);
+    if (tables->tap == 0) {
+        NAME(moments)(y, tables->n, channels, space, y_stride, result, 0, threads);
         return;
     }
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t part = 0; part < threads; part++)
         for (int64_t j = channels * part / threads; j < channels * (part + 1) / threads; j++)
-            NAME(tap_means_of)(y + j * space, site->n, y_stride, size, k, site->often[0], site->often[1],
-                               site->often[2], scratch + part * own, result + j * taps);
+            NAME(tap_means_of)(y + j * space, tables->n, y_stride, size, k, tables->often[0], tables->often[1],
+                               tables->often[2], scratch + part * own, result + j * taps);
 }
 
 /* Look at the next m positions from the one numbered `start`: write the outputs less their mean and the same times
  * 2 / m, both [m, c], and the patches less the mean patch, [m, channels of y * taps]. */
-static void NAME(gather)(const struct site *site, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride,
+static void NAME(gather)(const struct tables *tables, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride,
                          IN mean, IN mean_patch, OUT centred, OUT scaled, OUT patches, int threads) {
-    const int64_t m = site->amount, c = site->c;
-    const int64_t taps = site->k[0] * site->k[1] * site->k[2], y_space = site->size[0] * site->size[1] * site->size[2];
+    const int64_t m = tables->amount, c = tables->c;
+    const int64_t taps = tables->k[0] * tables->k[1] * tables->k[2], y_space = tables->size[0] * tables->size[1] * tables->size[2];
     const REAL factor = (REAL)(2.0 / (double)m);
-    threads = worth(threads, m * (c + site->y_channels * taps));
+    threads = worth(threads, m * (c + tables->y_channels * taps));
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t p = 0; p < m; p++) {
-        const int64_t index = (start + p) * site->jump % (site->n * site->s);
-        const int64_t image = index / site->s, place = index % site->s;
-        const int64_t *tap = site->tap == 0 ? &place : site->tap + place * taps;
-        const uint8_t *inside = site->inside == 0 ? 0 : site->inside + place * taps;
+        const int64_t index = (start + p) * tables->jump % (tables->n * tables->s);
+        const int64_t image = index / tables->s, place = index % tables->s;
+        const int64_t *tap = tables->tap == 0 ? &place : tables->tap + place * taps;
+        const uint8_t *inside = tables->inside == 0 ? 0 : tables->inside + place * taps;
         IN from = x + image * x_stride + place, input = y + image * y_stride;
-        OUT patch = patches + p * site->y_channels * taps;
+        OUT patch = patches + p * tables->y_channels * taps;
         for (int64_t j = 0; j < c; j++) {
-            centred[p * c + j] = from[j * site->s] - mean[j];
+            centred[p * c + j] = from[j * tables->s] - mean[j];
             scaled[p * c + j] = factor * centred[p * c + j];
         }
-        for (int64_t j = 0; j < site->y_channels; j++)
+        for (int64_t j = 0; j < tables->y_channels; j++)
             for (int64_t t = 0; t < taps; t++)
                 patch[j * taps + t] =
                     (inside == 0 || inside[t] ? input[j * y_space + tap[t]] : 0) - mean_patch[j * taps + t];
@@ -80,8 +80,8 @@ static void NAME(gather)(const struct site *site, int64_t start, IN x, int64_t x
 }
 
 /* The mean patch, written to `scratch`, behind it as much room as it takes; 0 if it is not finite. */
-static int NAME(find_mean_patch)(const struct site *site, IN y, int64_t y_stride, OUT scratch, int threads) {
-    const int64_t size = site->y_channels * site->k[0] * site->k[1] * site->k[2];
-    NAME(tap_means)(site, y, y_stride, scratch + size, scratch, threads);
+static int NAME(find_mean_patch)(const struct tables *tables, IN y, int64_t y_stride, OUT scratch, int threads) {
+    const int64_t size = tables->y_channels * tables->k[0] * tables->k[1] * tables->k[2];
+    NAME(tap_means)(tables, y, y_stride, scratch + size, scratch, threads);
     return NAME(is_finite)(scratch, size);
 }

@@ -3,18 +3,18 @@
 /* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the output nothing is
  * normalized and no running statistics move; without gamma and beta they are 1 and 0.
  *
- * known            whether today's moments are
- * votes            of the remembered steps, today's being 1; null: all are 1
+ * has_moments            whether today's moments are
+ * step_weights            of the remembered steps, today's being 1; null: all are 1
  * bessel           times this the pooled variance is unbiased
- * tracked          steps that the running statistics have seen */
+ * num_batches_tracked          steps that the running statistics have seen */
 #ifndef BATCH
 #define BATCH(FIELD)                                                                                                   \
     FIELD('p', const REAL *, x) FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s)                   \
-    FIELD('n', int64_t, x_stride) FIELD('n', int64_t, known) FIELD('p', REAL *, today_mean)                            \
+    FIELD('n', int64_t, x_stride) FIELD('n', int64_t, has_moments) FIELD('p', REAL *, today_mean)                            \
     FIELD('p', REAL *, today_var) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', const REAL *, gamma)     \
-    FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', const REAL *, votes) FIELD('p', REAL *, output)  \
+    FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', const REAL *, step_weights) FIELD('p', REAL *, output)  \
     FIELD('r', double, bessel) FIELD('r', double, momentum) FIELD('p', REAL *, running_mean)                           \
-    FIELD('p', REAL *, running_var) FIELD('p', int64_t *, tracked)
+    FIELD('p', REAL *, running_var) FIELD('p', int64_t *, num_batches_tracked)
 #endif
 struct NAME(batch) { BATCH(DECLARE) };
 #define DESCRIBED NAME(batch)
@@ -77,8 +77,6 @@ static int NAME(is_finite)(IN x, int64_t size) {
     return 1;
 }
 
-int NAME(all_finite)(IN x, int64_t size) { return NAME(is_finite)(x, size); }
-
 /* Mean and, unless null, biased variance of a channel. */
 static void NAME(moments_of)(IN x, int64_t n, int64_t s, int64_t batch_stride, OUT mean, OUT var) {
     double total = 0, squares = 0, deviation = 0;
@@ -102,7 +100,7 @@ void NAME(moments)(IN x, int64_t n, int64_t c, int64_t s, int64_t batch_stride, 
 }
 
 static void NAME(find_moments)(const struct NAME(batch) *batch, int64_t j) {
-    if (!batch->known)
+    if (!batch->has_moments)
         NAME(moments_of)(batch->x + j * batch->s, batch->n, batch->s, batch->x_stride, batch->today_mean + j,
                          batch->today_var + j);
 }
@@ -120,9 +118,9 @@ static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
 
 /* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel):
  * dx, the gradients of gamma and beta, and those of the pooled mean and variance. */
-void NAME(blend)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var, double eps, IN share,
-                 int64_t share_stride, IN gamma, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var,
-                 int threads) {
+void NAME(step_backward)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var, double eps, IN share,
+                         int64_t share_stride, IN gamma, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean,
+                         OUT grad_var, int threads) {
     threads = worth(threads, n * c * s);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t j = 0; j < c; j++) {
@@ -142,16 +140,16 @@ void NAME(blend)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var
 }
 
 /* Take over running statistics that have been moved elsewhere, if they are finite; return whether they are. */
-int NAME(take_over)(int64_t c, IN mean, IN var, OUT running_mean, OUT running_var, int64_t *tracked) {
+int NAME(take_over)(int64_t c, IN mean, IN var, OUT running_mean, OUT running_var, int64_t *num_batches_tracked) {
     if (!NAME(is_finite)(mean, c) || !NAME(is_finite)(var, c)) return 0;
     memcpy(running_mean, mean, (size_t)c * sizeof(REAL));
     memcpy(running_var, var, (size_t)c * sizeof(REAL));
-    *tracked += 1;
+    *num_batches_tracked += 1;
     return 1;
 }
 
 /* Move the running statistics; `bessel` times the variance is unbiased. */
-FAST void NAME(move_running)(int64_t c, IN mean, IN var, double bessel, double momentum, OUT running_mean,
+FAST static void NAME(move_running)(int64_t c, IN mean, IN var, double bessel, double momentum, OUT running_mean,
                              OUT running_var) {
     const REAL step = (REAL)momentum, unbiased = (REAL)bessel;
     for (int64_t j = 0; j < c; j++) {

@@ -1,4 +1,4 @@
-"""Which sources feed a norm, call site by call site, and finding those of the call that is running."""
+"""Which segments feed a norm, call site by call site, and finding those of the call that is running."""
 
 from __future__ import annotations
 
@@ -8,35 +8,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crossbn.nn.call import ConvolutionCall
+from crossbn.functional import Settings
+from crossbn.nn.calls import ConvolutionCall
 from crossbn.nn.graph import Part, read_calls
 from crossbn.nn.scope import CallSite
-from crossbn.nn.settings import Settings
-from crossbn.nn.source import Calls, Source
-from crossbn.nn.term import Term
+from crossbn.nn.segment import Calls, Operator, Segment
 
 _MOST_ALTERNATIVES = 4
+Feed = tuple[Segment, ...]
+"""The segments of a norm, side by side."""
 
 
-class Segment(NamedTuple):
-    """A run of channels, `start` to `stop`, and what feeds it."""
-
-    source: Source
-    start: int
-    stop: int
-
-
-class Input(NamedTuple):
+class SegmentInput(NamedTuple):
     """What a segment reads at a step: the calls, and whether its channels are nothing but their sum."""
 
     segment: Segment
     calls: Calls
-    complete: bool
-
-
-Feed = tuple[Segment, ...]
-Like = Callable[[], Tensor]
-"""Returns a tensor of the device and type that statistics are kept in."""
+    is_complete: bool
 
 
 class Plain(NamedTuple):
@@ -47,30 +35,28 @@ class Plain(NamedTuple):
     """Whether pairing had promised something else."""
 
 
-def make_feed(sources: Sequence[Source]) -> Feed:
-    """Return the sources side by side."""
-    segments, start = [], 0
-    for source in sources:
-        source.readers += 1
-        segments.append(Segment(source, start, start + source.channels))
-        start += source.channels
+def make_feed(segments: Sequence[Segment]) -> Feed:
+    """Return the segments, with one reader more."""
+    for segment in segments:
+        segment.readers += 1
     return tuple(segments)
 
 
 class Feeds:
-    """The sources of a norm: of each call site those that feed it, more than one choice if its operators vary.
+    """The segments of a norm: of each call site those that feed it, more than one choice if its operators vary.
 
     Attributes:
         settings: of the norm.
         unpaired: what becomes of channels that no operator feeds: "pool", "bn" or "error".
         label: of the norm.
+        like: returns a tensor of the device and type that statistics are kept in.
+        main: the segments of the usual call.
     """
 
-    def __init__(self, settings: Settings, unpaired: str, label: str) -> None:
-        self.settings, self.unpaired, self.label = settings, unpaired, label
-        self._by_site: dict[CallSite, list[Feed]] = {}
+    def __init__(self, settings: Settings, unpaired: str, label: str, like: Callable[[], Tensor]) -> None:
+        self.settings, self.unpaired, self.label, self.like = settings, unpaired, label, like
         self.main: Feed = ()
-        """The sources of the usual call."""
+        self._by_site: dict[CallSite, list[Feed]] = {}
 
     def set_main_(self, feed: Feed) -> None:
         """Take `feed`, for all that there was."""
@@ -80,9 +66,9 @@ class Feeds:
         self.main = feed
 
     def release(self) -> None:
-        """Let go of all sources."""
-        for source in self.sources():
-            source.release()
+        """Let go of all segments."""
+        for segment in self.segments():
+            segment.release()
         self._by_site.clear()
         self.main = ()
 
@@ -92,142 +78,141 @@ class Feeds:
             for number, feed in enumerate(choices):
                 yield site, number, feed
 
-    def sources(self) -> list[Source]:
-        """Return all sources."""
-        return [segment.source for _, _, feed in self.choices() for segment in feed]
+    def segments(self) -> list[Segment]:
+        """Return all segments."""
+        return [segment for _, _, feed in self.choices() for segment in feed]
 
     def add(self, site: CallSite, feed: Feed) -> None:
         """Remember another choice for a site."""
         choices = self._by_site.setdefault(site, [])
-        for old in [o for o in choices if not any(s.source.terms for s in o) and not _has_steps(o)]:
+        for old in [old for old in choices if not _has_operators(old) and not _has_steps(old)]:
             choices.remove(old)
         if len(choices) == _MOST_ALTERNATIVES:
             for segment in choices.pop(0):
-                segment.source.release()
+                segment.release()
         choices.append(feed)
         usual = self._by_site.get(CallSite()) or [()]
-        self.main = next((each for each in usual if any(s.source.terms for s in each)), usual[0])
+        self.main = next((each for each in usual if _has_operators(each)), usual[0])
 
-    def find(self, x: Tensor, site: CallSite, like: Like) -> list[Input] | Plain:
+    def find(self, x: Tensor, site: CallSite) -> list[SegmentInput] | Plain:
         """Return what feeds `x` [N, C, ...], the input of the norm's call at `site`, or why nothing does."""
         choices = self._by_site.get(site, [])
         first = choices[0] if choices else ()
-        if torch.compiler.is_compiling() or any(s.source.given for s in first):
-            return self._held(self.main, x)
+        if any(segment.given for segment in first):
+            return self.held(self.main, x)
         if self.settings.order == 0:
-            return [Input(s, (), False) for s in first or self._pooled(site, x.shape[1], like)]
+            return [SegmentInput(s, (), False) for s in first or self._pooled(site, x.shape[1])]
         if (inputs := _usual(first, x)) is not None:
             return inputs
         if x.grad_fn is None:
             known = self.main if site == CallSite() else first
-            return self._held(known, x) if choices else self._unpaired(x, site, like)
+            return self.held(known, x) if choices else self._unpaired(x, site)
         parts = read_calls(x)
         for feed in choices:
             if (inputs := _align(feed, parts)) is not None:
                 return inputs
         if any(part.calls for part in parts):
-            return self._new(parts, site, like)
-        if any(s.source.terms for s in first):
-            held = self._held(first, x)  # by hooks, of calls that ran in a region of their own
+            return self._new(parts, site)
+        if _has_operators(first):
+            held = self.held(first, x)  # by hooks, of calls that ran in a region of their own
             if isinstance(held, list) or self.unpaired != "pool":
                 reason = f"its input is made otherwise than pairing has found: {_reasons(parts)}"
                 return held if isinstance(held, list) else Plain(reason, True)
-        return self._unpaired(x, site, like, _reasons(parts))
+        return self._unpaired(x, site, _reasons(parts))
 
-    def inputs_of(self, x: Tensor, feed: Feed) -> list[Input]:
+    def inputs_of(self, x: Tensor, feed: Feed) -> list[SegmentInput]:
         """Return what `feed`, which an earlier forward has found, reads in a repetition of it."""
         inputs = None if x.grad_fn is None else _align(feed, read_calls(x))
-        return inputs or [Input(segment, (), segment.source.direct) for segment in feed]
+        return inputs or [SegmentInput(segment, (), segment.direct) for segment in feed]
 
-    def _held(self, feed: Feed, x: Tensor) -> list[Input] | Plain:
-        """Return what hooks on the modules have seen."""
+    def held(self, feed: Feed, x: Tensor) -> list[SegmentInput] | Plain:
+        """Return what hooks on the modules have seen: where the graph cannot be read."""
         if not feed:
             return Plain("pairing has found no operator, and the graph cannot be read here", False)
         without_graph = not torch.compiler.is_compiling() and x.grad_fn is None
         inputs = []
         for segment in feed:
-            source = segment.source
-            calls = source.held_calls(without_graph) if source.form is not None else ()
-            if source.form is not None and not calls:
+            calls = () if segment.storage is None else segment.held_calls(without_graph)
+            if segment.storage is not None and not calls:
                 return Plain("its operator has not run before it, or where it could not be seen", True)
             if not all(call is None or call.can_have_made(x) for call in calls):  # their channels may be part of `x`
                 return Plain("its operator cannot have made its input", True)
-            inputs.append(Input(segment, calls, source.direct))
+            inputs.append(SegmentInput(segment, calls, segment.direct))
         return inputs
 
-    def _unpaired(self, x: Tensor, site: CallSite, like: Like, reason: str = "without a graph") -> list[Input] | Plain:
+    def _unpaired(self, x: Tensor, site: CallSite, reason: str = "without a graph") -> list[SegmentInput] | Plain:
         if self.unpaired == "error":
             raise ValueError(f"no linear operator feeds {self.label}: {reason}")
         if self.unpaired == "bn":
             return Plain(reason, False)
-        return [Input(segment, (), False) for segment in self._pooled(site, x.shape[1], like)]
+        return [SegmentInput(segment, (), False) for segment in self._pooled(site, x.shape[1])]
 
-    def _pooled(self, site: CallSite, channels: int, like: Like) -> Feed:
+    def _pooled(self, site: CallSite, channels: int) -> Feed:
         """Return the feed without operators at a site."""
         for feed in self._by_site.get(site, []):
-            if not any(segment.source.terms for segment in feed):
+            if not _has_operators(feed):
                 return feed
-        feed = make_feed([Source(channels, (), self.settings, like(), label=self.label)])
+        feed = make_feed([Segment(channels, (), self.settings, self.like())])
         self.add(site, feed)
         return feed
 
-    def _new(self, parts: Sequence[Part], site: CallSite, like: Like) -> list[Input] | Plain:
-        """Make sources for what the graph shows."""
-        if not all(call.is_seen or not call.is_trained for part in parts for call in part.calls):
+    def _new(self, parts: Sequence[Part], site: CallSite) -> list[SegmentInput] | Plain:
+        """Make segments for what the graph shows."""
+        calls = [call for part in parts for call in part.calls]
+        if not all(call.is_seen or not call.is_trained for call in calls):
             return Plain(
                 "the input of its operator cannot be seen: hooks have packed what is saved for backward", False
             )
-        if not all(call.is_seen for part in parts for call in part.calls):
+        if not all(call.is_seen for call in calls):
             return Plain("the weight of its operator is frozen, and no module is known for it", False)
-        if any(call.bias_is_hidden for part in parts for call in part.calls):
+        if any(call.bias_is_hidden for call in calls):
             return Plain("the bias of its operator is computed from others, and cannot be read", False)
-        feed = make_feed([self._source(part, like) for part in parts])
+        feed = make_feed([self._segment(part) for part in parts])
         self.add(site, feed)
         inputs = _align(feed, parts)
         assert inputs is not None
         return inputs
 
-    def _source(self, part: Part, like: Like) -> Source:
-        terms = tuple(Term(call.geometry, call.leaf) for call in part.calls)
-        pooled = bool(terms) or self.unpaired == "pool"
+    def _segment(self, part: Part) -> Segment:
+        operators = [Operator(call.geometry, call.parameter) for call in part.calls]
+        pooled = bool(operators) or self.unpaired == "pool"
 
-        def make() -> Source:
-            return Source(part.channels, terms, self.settings, like(), part.direct, pooled=pooled, label=self.label)
+        def make() -> Segment:
+            return Segment(part.channels, operators, self.settings, self.like(), part.direct, pooled=pooled)
 
         if not part.direct:
             return make()
-        # Norms that read the same output share its source.
-        shared, key = part.calls[0].shared(), ("source", self.settings)
+        # Norms that read the same output share its segment.
+        shared, key = part.calls[0].shared(), ("segment", self.settings)
         if key not in shared:
             shared[key] = make()
-        source: Source = shared[key]
-        return source
+        segment: Segment = shared[key]
+        return segment
 
 
-def _usual(feed: Feed, x: Tensor) -> list[Input] | None:
+def _usual(feed: Feed, x: Tensor) -> list[SegmentInput] | None:
     """Return what `_align` would, if one convolution feeds the norm, as it did before: without looking further."""
     if len(feed) == 1 and type(x.grad_fn).__name__ == "ConvolutionBackward0":
         call = ConvolutionCall(x.grad_fn, tuple(x.shape))
-        calls = feed[0].source.align((call,))
+        calls = feed[0].align((call,))
         if calls is not None:
-            return [Input(feed[0], calls, call.is_whole)]
+            return [SegmentInput(feed[0], calls, call.is_whole)]
     return None
 
 
-def _align(feed: Feed, parts: Sequence[Part]) -> list[Input] | None:
+def _align(feed: Feed, parts: Sequence[Part]) -> list[SegmentInput] | None:
     """Return what the segments of a feed read, if the parts are of its operators."""
-    if [segment.source.channels for segment in feed] != [part.channels for part in parts]:
+    if [segment.channels for segment in feed] != [part.channels for part in parts]:
         return None
     inputs = []
     for segment, part in zip(feed, parts, strict=True):
-        source = segment.source
-        calls, complete = source.align(part.calls), part.complete
+        calls, is_complete = segment.align(part.calls), part.complete
         if calls is None and not part.calls:
             # Hooks may have seen what ran in a region of its own (activation checkpointing), which has no graph.
-            calls, complete = source.held_calls() or None, source.direct
+            calls, is_complete = segment.held_calls() or None, segment.direct
         if calls is None:
             return None
-        inputs.append(Input(segment, calls, complete))
+        inputs.append(SegmentInput(segment, calls, is_complete))
     return inputs
 
 
@@ -235,5 +220,9 @@ def _reasons(parts: Sequence[Part]) -> str:
     return "; ".join(dict.fromkeys(part.reason for part in parts))
 
 
+def _has_operators(feed: Feed) -> bool:
+    return any(segment.operators for segment in feed)
+
+
 def _has_steps(feed: Feed) -> bool:
-    return any(int(segment.source.history.pushed) for segment in feed)
+    return any(int(segment.history.num_steps) for segment in feed)

@@ -1,19 +1,19 @@
-"""An operator at one size of its input and output: what compiled code has to know of it, worked out once."""
+"""Patch index tables: which inputs the sampled outputs of an operator read, at one size of both, worked out once."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from crossbn.functional import library, native
-from crossbn.functional.geometry import Geometry
+from crossbn.functional import Geometry
 from crossbn.functional.sensitivity import jump_over
 from crossbn.functional.taps import counts_by_dimension, taps_of_all
+from crossbn.ops import library
 
 _TABLE_ENTRIES = 2**20
 
 
-class Site:
+class Tables:
     """Where the outputs `x` of an operator are sampled, and which of its inputs `y` they read.
 
     The same positions as those of `sample_places`, the same taps as those of `taps_at`.
@@ -37,7 +37,7 @@ class Site:
         patch = y.shape[1] * geometry.taps
         self._mean_patch, self._mean_patch_a_thread = patch, (kernel[0] * kernel[1] + 2) * sizes[2]
         self._samples, self._pair = self.amount * (2 * channels + patch), 2 * channels
-        self.structure = native.site(
+        self.structure = library.structures["tables", None](
             n=images,
             c=channels,
             s=math.prod(output_sizes),
@@ -54,17 +54,17 @@ class Site:
 
     @staticmethod
     def key_of(geometry: Geometry, y: Tensor, x: Tensor) -> tuple[object, ...]:
-        """Return what a site depends on."""
+        """Return what they depend on."""
         return geometry, y.shape, x.shape, x.dtype
 
-    def room(self, as_gradients: bool) -> int:
+    def room(self, of_gradients: bool) -> int:
         """Return how many numbers compiled code needs room for.
 
         First the mean patch is made, with some more for each thread; then two vectors of the channels' size are
         compared and, as gradients, outputs and patches lie before them.
         """
         mean_patch = self._mean_patch + self._mean_patch_a_thread * torch.get_num_threads()
-        return max(mean_patch, self._pair + (self._samples if as_gradients else 0))
+        return max(mean_patch, self._pair + (self._samples if of_gradients else 0))
 
     @staticmethod
     def has_room(geometry: Geometry, x: Tensor) -> bool:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from crossbn.functional import Geometry
-from crossbn.nn.graft import Graft
 from crossbn.torch_internals import has_hooks, is_freed
 
 Shape = tuple[int, ...]
+_KEY = "crossbn"
 
 
 class Call:
@@ -22,29 +21,31 @@ class Call:
 
     Attributes:
         kind: what people call it.
-        node: of the graph; None in a compiled step and where no graph is made.
-        leaf: the Parameter that its weight is, or is a cast of; None if it is computed from others.
+        geometry: of the operator, if input and weight are seen.
+        y: the input without its graph, [N, C_in, ...]; None if it cannot be seen.
+        weight: the effective one; None if it cannot be seen.
+        bias: the Parameter that the bias is; None if there is none, or it is hidden.
+        trained: weight and bias as gradients find them, where those above are copies of values that are gone (FSDP).
+        parameter: the Parameter that the weight is, or is a cast of; None if it is computed from others.
+        is_freed: whether the weight's memory has been given back.
+        bias_is_hidden: whether the bias is computed from others: the graph does not have its value.
         is_whole: whether the operator's output is the weight's and the visible bias's doing alone.
         output_sizes: spatial extent of the output.
     """
 
     kind = "operator"
-    is_freed = False
-    is_whole = True
     geometry: Geometry
-    y: Tensor | None
-    """The input without its graph, [N, C_in, ...]; None if it cannot be seen."""
 
-    def __init__(self, node: Any, leaf: Tensor | None, output_sizes: Shape) -> None:
-        self.node = node
-        self.leaf = leaf
+    def __init__(self, parameter: Tensor | None, output_sizes: Shape) -> None:
+        self.parameter = parameter
         self.output_sizes = torch.Size(output_sizes)
-        self.y = None
+        self.y: Tensor | None = None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.bias_is_apart = False
+        self.trained: tuple[Tensor | None, Tensor | None] | None = None
+        self.is_freed = False
         self.bias_is_hidden = False
-        """Whether there is a bias that is computed from others: the graph does not have its value."""
+        self.is_whole = True
 
     @property
     def is_seen(self) -> bool:
@@ -56,39 +57,26 @@ class Call:
         """Whether the weight has a gradient."""
         return self.weight is not None and self.weight.requires_grad
 
-    def add_bias(self, bias: Tensor) -> None:
-        """Take a bias that was added to the output apart from the call, as linear layers do for some layouts."""
-        self.bias, self.bias_is_apart = bias, True
-
     def can_have_made(self, x: Tensor) -> bool:
         """Tell whether a tensor of the shape of `x`, its channels aside, can have come of this call."""
         y, rank = self.y, len(self.geometry.kernel) + 2
         return y is not None and y.ndim == x.ndim == rank and len(y) == len(x) and self.output_sizes == x.shape[2:]
 
-    def graft(self) -> Graft | None:
-        """Return where to add to the gradients of weight and bias; None if the graph has no such place."""
-        return None
-
     def shared(self) -> dict[Any, Any]:
-        """Return statistics of this call by source, for the next norm that reads it."""
+        """Return statistics of this call by segment, for the next norm that reads it."""
         return {}
-
-    def operand_reader(self) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
-        """Return a function that reads weight and bias with their graph again, and holds on to nothing large."""
-        weight, bias = self.weight, self.bias
-        return lambda: (weight, bias)
 
 
 class SeenCall(Call):
     """A call that a forward hook has seen: in a compiled step, and where saved tensors are packed."""
 
     def __init__(self, geometry: Geometry, y: Tensor, weight: Tensor, bias: Tensor | None, output_sizes: Shape) -> None:
-        super().__init__(None, weight if isinstance(weight, nn.Parameter) else None, output_sizes)
+        super().__init__(weight if isinstance(weight, nn.Parameter) else None, output_sizes)
         self.geometry, self.y, self.weight, self.bias = geometry, y, weight, bias
         self._shared: dict[Any, Any] = {}
 
     def shared(self) -> dict[Any, Any]:
-        """Return statistics of this call by source, for the next norm that reads it."""
+        """Return statistics of this call by segment, for the next norm that reads it."""
         return self._shared
 
 
@@ -96,64 +84,56 @@ class NodeCall(Call):
     """A call that the graph has a node of."""
 
     weight_slot: int
-    bias_slot: int
-    channels_last = False
-    """Whether the node's weight gradient has its channels in the last dimension."""
+
+    def __init__(self, node: Any, parameter: Tensor | None, output_sizes: Shape) -> None:
+        super().__init__(parameter, output_sizes)
+        self.node = node
 
     def see(self, other: SeenCall) -> None:
         """Take over input and weight from what a hook has seen of the same call."""
         self.geometry, self.y, self.weight, self.bias = other.geometry, other.y, other.weight, other.bias
+        self.trained = other.trained
 
     @property
     def is_trained(self) -> bool:
         """Whether the weight has a gradient."""
         return self.node.next_functions[self.weight_slot][0] is not None
 
-    def _graft(self) -> Graft:
-        return Graft.on(self.node, self.weight_slot, self.bias_slot, self.channels_last)
-
-    def graft(self) -> Graft | None:
-        """Return where to add to the gradients of weight and bias, one for all norms that read the call."""
-        return self._graft() if self.is_trained else None
-
     def shared(self) -> dict[Any, Any]:
-        """Return statistics of this call by source, for the next norm that reads it."""
-        return self._graft().shared
+        """Return statistics of this call by segment, for the next norm that reads it."""
+        found: dict[Any, Any] = self.node.metadata.setdefault(_KEY, {})
+        return found
 
 
 class ConvolutionCall(NodeCall):
     """A call of a convolution or a transposed one."""
 
     kind = "convolution"
-    weight_slot, bias_slot = 1, 2
+    weight_slot = 1
 
     def __init__(self, node: Any, shape: Shape) -> None:
         _, weight_edge, bias_edge = node.next_functions
         super().__init__(node, _leaf(weight_edge[0]), shape[2:])
-        has_bias = any(node._saved_bias_sym_sizes_opt or ())  # (0,) or None without one
-        self.bias = _bias(bias_edge[0], shape[1]) if has_bias else None
-        self.bias_is_hidden = self.bias is None and bias_edge[0] is not None
-        self.is_whole = not has_bias or self.bias is not None
-        if not has_hooks(node._raw_saved_input) and not has_hooks(node._raw_saved_weight):
-            weight = node._saved_weight
-            self.leaf = weight if isinstance(weight, nn.Parameter) else self.leaf
-            if is_freed(weight):
-                self.is_freed, self.bias = True, None
-                return
-            self.y, self.weight = node._saved_input.detach(), weight
-            self.geometry = _geometry_of_convolution(
-                tuple(weight.shape),
-                node._saved_stride,
-                node._saved_padding,
-                node._saved_dilation,
-                node._saved_groups,
-                node._saved_transposed,
-            )
-
-    def operand_reader(self) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
-        """Return a function that reads weight and bias with their graph again, and holds on to nothing large."""
-        node, bias = self.node, self.bias
-        return lambda: (node._saved_weight, bias)
+        if any(node._saved_bias_sym_sizes_opt or ()):  # (0,) or None without one
+            self.bias = _bias(bias_edge[0], shape[1])
+            self.bias_is_hidden = self.bias is None and bias_edge[0] is not None
+            self.is_whole = self.bias is not None
+        if has_hooks(node._raw_saved_input) or has_hooks(node._raw_saved_weight):
+            return
+        weight = node._saved_weight
+        self.parameter = weight if isinstance(weight, nn.Parameter) else self.parameter
+        if is_freed(weight):
+            self.is_freed, self.bias = True, None
+            return
+        self.y, self.weight = node._saved_input.detach(), weight
+        self.geometry = _geometry_of_convolution(
+            tuple(weight.shape),
+            node._saved_stride,
+            node._saved_padding,
+            node._saved_dilation,
+            node._saved_groups,
+            node._saved_transposed,
+        )
 
 
 @functools.lru_cache(4096)
@@ -172,7 +152,6 @@ class AddmmCall(NodeCall):
     """A call of a linear layer: rows [M, C_in] times a matrix [C_in, C]."""
 
     kind = "linear"
-    channels_last = True
 
     @classmethod
     def of(cls, node: Any, shape: Shape, norm_shape: Shape) -> AddmmCall | None:
@@ -182,32 +161,25 @@ class AddmmCall(NodeCall):
         return cls(node, norm_shape) if plain and shape == (positions, norm_shape[1]) else None
 
     def __init__(self, node: Any, norm_shape: Shape) -> None:
-        added = len(node.next_functions) == 3  # addmm, else mm
-        self.weight_slot, self.bias_slot = (2, 0) if added else (1, -1)
         edges = [edge for edge, _ in node.next_functions]
+        is_sum = len(edges) == 3  # addmm, else mm
+        self.weight_slot = 2 if is_sum else 1
         super().__init__(node, _leaf(edges[self.weight_slot], _VIEWS), norm_shape[2:])
-        if added:
+        if is_sum:
             self.bias = _bias(edges[0], norm_shape[1])
             self.bias_is_hidden = self.bias is None and edges[0] is not None
             self.is_whole = self.bias is not None
-        matrix, rows = node._raw_saved_mat2, node._raw_saved_mat1 if added else node._raw_saved_self
-        if has_hooks(rows) or has_hooks(matrix):
+        if has_hooks(node._raw_saved_mat1 if is_sum else node._raw_saved_self) or has_hooks(node._raw_saved_mat2):
             return
-        self.weight = _matrix(node, self.leaf)
+        self.weight = _matrix(node, self.parameter)
         if self.weight is not None and is_freed(self.weight):
             self.is_freed, self.weight, self.bias = True, None, None
-        saved = node._saved_mat1 if added else node._saved_self  # None if the weight is frozen
+        saved = node._saved_mat1 if is_sum else node._saved_self  # None if the weight is frozen
         if self.weight is None or saved is None:
             return
         y, spatial = saved.detach(), norm_shape[2:]
         self.y = y.view(norm_shape[0], *spatial, -1).movedim(-1, 1) if spatial else y
-        ones = (1,) * len(spatial)
-        self.geometry = _geometry_of_linear(norm_shape[1], y.shape[1], ones)
-
-    def operand_reader(self) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
-        """Return a function that reads weight and bias with their graph again, and holds on to nothing large."""
-        node, leaf, bias = self.node, self.leaf, self.bias
-        return lambda: (_matrix(node, leaf), bias)
+        self.geometry = _geometry_of_linear(norm_shape[1], y.shape[1], (1,) * len(spatial))
 
 
 @functools.lru_cache(4096)
@@ -215,17 +187,17 @@ def _geometry_of_linear(outputs: int, inputs: int, ones: Shape) -> Geometry:
     return Geometry(outputs, inputs, 1, ones, ones, ones, tuple((0, 0) for _ in ones))
 
 
-def _matrix(node: Any, leaf: Tensor | None) -> Tensor | None:
+def _matrix(node: Any, parameter: Tensor | None) -> Tensor | None:
     """Return the weight [C, C_in] of a product, which the node has only if its other factor is trained."""
     saved = node._saved_mat2
     if saved is not None:
         return saved.mT
-    if leaf is None:
+    if parameter is None:
         return None
     outputs = int(node._input_metadata[0].shape[1])
-    if leaf.ndim != 2 or outputs not in leaf.shape:
+    if parameter.ndim != 2 or outputs not in parameter.shape:
         return None
-    return leaf if leaf.shape[0] == outputs else leaf.mT
+    return parameter if parameter.shape[0] == outputs else parameter.mT
 
 
 def _bias(node: Any, channels: int) -> Tensor | None:
@@ -235,12 +207,12 @@ def _bias(node: Any, channels: int) -> Tensor | None:
 
 
 _VIEWS = frozenset({"ViewBackward0"})
-_CASTS = {"ToCopyBackward0", "TBackward0", "TransposeBackward0", "CloneBackward0", "AliasBackward0"}
+_CASTS = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0", "CloneBackward0", "AliasBackward0"})
 
 
 def _leaf(node: Any, others: frozenset[str] = frozenset()) -> Tensor | None:
     """Return the Parameter at the end of casts and transpositions, and perhaps of `others`, if it is one."""
-    while node is not None and type(node).__name__ in _CASTS | others:
+    while node is not None and ((name := type(node).__name__) in _CASTS or name in others):
         node = node.next_functions[0][0]
     variable: Tensor | None = getattr(node, "variable", None)
     return variable

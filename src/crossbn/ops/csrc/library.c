@@ -1,7 +1,7 @@
 /* A norm's training step on the CPU: one call in forward, one or two in backward.
  *
- * Every function has a twin written with torch's operators; `native.py` says which and calls it instead where this file
- * was not compiled. Arrays are dense, in C order, but for the batch stride of x and y. n images, c channels, s
+ * Every function has a twin written with torch's operators, which is called where this file was not compiled (see
+ * `ops/__init__.py`). Arrays are dense, in C order, but for the batch stride of x and y. n images, c channels, s
  * positions of an image, r remembered steps, i numbers of a patch. Loops over channels run on `threads` threads; each
  * channel is one thread's, so results do not depend on their number.
  */
@@ -10,7 +10,7 @@
 #if defined(__has_include)
 #if __has_include(<Python.h>)
 #include <Python.h>
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "See native.py.", -1, 0, 0, 0, 0, 0};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "See library.py.", -1, 0, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #endif
 #endif
@@ -46,14 +46,14 @@ struct field {
  * amount, jump     positions to look at, and how far apart they are (see sensitivity.py)
  * tap              the inputs that each position reads; null: the one at its own place
  * inside           which of them count; null: all */
-#define SITE(FIELD, THREE)                                                                                             \
+#define TABLES(FIELD, THREE)                                                                                             \
     FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s) FIELD('n', int64_t, y_channels)               \
     THREE('N', int64_t, size) FIELD('n', int64_t, groups) THREE('N', int64_t, k) THREE('P', const void *, often)       \
     FIELD('n', int64_t, amount) FIELD('n', int64_t, jump) FIELD('p', const int64_t *, tap)                             \
     FIELD('p', const uint8_t *, inside)
-struct site { SITE(DECLARE, DECLARE_THREE) };
-#define DESCRIBED site
-const struct field site_fields[] = {SITE(DESCRIBE, DESCRIBE){0, 0, sizeof(struct site)}};
+struct tables { TABLES(DECLARE, DECLARE_THREE) };
+#define DESCRIBED tables
+const struct field tables_fields[] = {TABLES(DESCRIBE, DESCRIBE){0, 0, sizeof(struct tables)}};
 #undef DESCRIBED
 
 /* What a step came to. Unless it is done, nothing that was written counts. */
@@ -65,7 +65,7 @@ enum outcome {
 };
 
 #define BLOCK 1024    /* numbers added in their own type before the sum goes on in double */
-#define MOST_STEPS 64 /* remembered ones; native.py asks for fewer */
+#define MOST_STEPS 64 /* remembered ones; cpu.py asks for fewer */
 #define WIDE 16       /* channels whose samples are looked at together */
 
 /* Products of rows with weights: ROWS by CHANNELS sums are kept in registers, SECTION numbers of a row at a time. The

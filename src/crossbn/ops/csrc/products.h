@@ -122,13 +122,14 @@ FAST static void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, 
             result[t * m * c + j] += of_mean[t * step_stride + j * channel_stride] * grad_mean[j];
 }
 
-/* Add dL/dW to `grad` [c, i]: rows [r, m, groups, i] times their coefficients, for which there is `scratch` [r, m, c],
- * and what is left of d var / dW, unless null. */
-void NAME(add_gradient)(int64_t r, int64_t m, int64_t c, int64_t groups, int64_t i, IN rows, IN of_var, IN of_mean,
-                        int64_t step_stride, int64_t channel_stride, IN rest, IN grad_mean, IN grad_var, OUT scratch,
-                        OUT grad, int threads) {
+/* dL/dW [c, i]: rows [r, m, groups, i] times their coefficients, for which there is `scratch` [r, m, c], and what is left
+ * of d var / dW, unless null. */
+void NAME(weight_gradient)(int64_t r, int64_t m, int64_t c, int64_t groups, int64_t i, IN rows, IN of_var, IN of_mean,
+                           int64_t step_stride, int64_t channel_stride, IN rest, IN grad_mean, IN grad_var,
+                           OUT scratch, OUT grad, int threads) {
     threads = worth(threads, (r * m + 1) * c * i);
     NAME(coefficients)(r, m, c, of_var, of_mean, step_stride, channel_stride, grad_mean, grad_var, scratch);
+    memset(grad, 0, (size_t)(c * i) * sizeof(REAL));
     if (rest != 0) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (int64_t j = 0; j < c; j++) NAME(add_multiple)(rest + j * i, grad_var[j], i, grad + j * i);

@@ -7,12 +7,13 @@ from typing import NoReturn
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.functional import all_finite, library, native
+from crossbn import ops
+from crossbn.functional import Flag
+from crossbn.torch_internals import BatchNormBase
 
 
-class GuardedBatchNorm(_BatchNorm):
+class GuardedBatchNorm(BatchNormBase):
     """BatchNorm that says which layer a wrong input reached, and whose running statistics stay finite."""
 
     rank: tuple[int, ...] | None = None
@@ -37,34 +38,42 @@ class GuardedBatchNorm(_BatchNorm):
         shape = tuple(vector.shape)
         raise RuntimeError(f"{self.label}: {name} should contain {self.num_features} elements, its shape is {shape}")
 
+    @property
+    def _running(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Running mean and variance, and how many steps they have seen; None if they are not kept."""
+        buffers = self._buffers  # not as attributes, which a Module looks for in three places
+        mean, var, tracked = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+        if not self.track_running_stats or mean is None or var is None:
+            return None
+        assert tracked is not None
+        return mean, var, tracked
+
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
-        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+        running = self._running
+        if running is None:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-        assert self.num_batches_tracked is not None
-        running = self.running_mean, self.running_var, self.num_batches_tracked
         momentum = 1 / float(running[2] + 1) if self.momentum is None else self.momentum
         moved = running[0].clone(), running[1].clone()
         y = F.batch_norm(x, *moved, self.weight, self.bias, True, momentum, self.eps)
         if update:
-            _take_over(running, *moved)
+            ops.take_over(*moved, running)
         return y
 
     def _move_running(
-        self, mean: Tensor, var: Tensor, bessel: float | Tensor, several: bool | Tensor, finite: bool | Tensor
+        self, mean: Tensor, var: Tensor, bessel: float | Tensor, has_variance: Flag, finite: Flag
     ) -> None:
-        """Move the running statistics towards `mean` and, where of `several` positions, `bessel * var`, if `finite`."""
-        if not self.track_running_stats or self.running_mean is None or self.running_var is None or finite is False:
+        """Move the running statistics towards `mean` and, where it `has_variance`, `bessel * var`, if `finite`."""
+        running = self._running
+        if running is None or finite is False:
             return
-        assert self.num_batches_tracked is not None
-        running = self.running_mean, self.running_var, self.num_batches_tracked
         # None is for a cumulative average.
         momentum = 1 / (running[2] + 1).to(mean.dtype) if self.momentum is None else self.momentum
         moved_mean = _moved(running[0], mean, momentum)
         moved_var = _moved(running[1], var * bessel, momentum)
-        if several is not True:  # A lone position has no variance: nothing is learnt from it.
-            moved_var = torch.where(torch.as_tensor(several, device=moved_var.device), moved_var, running[1])
-        _take_over(running, moved_mean, moved_var, finite)
+        if has_variance is not True:  # A lone position has no variance: nothing is learnt from it.
+            moved_var = torch.where(torch.as_tensor(has_variance, device=moved_var.device), moved_var, running[1])
+        ops.take_over(moved_mean, moved_var, running, finite)
 
 
 def _moved(running: Tensor, target: Tensor, momentum: float | Tensor) -> Tensor:
@@ -72,17 +81,3 @@ def _moved(running: Tensor, target: Tensor, momentum: float | Tensor) -> Tensor:
     if running.dtype == target.dtype:
         return torch.lerp(running, target, momentum)
     return torch.lerp(running.to(target.dtype), target, momentum).to(running.dtype)
-
-
-def _take_over(running: tuple[Tensor, Tensor, Tensor], mean: Tensor, var: Tensor, finite: bool | Tensor = True) -> None:
-    """Let running mean and variance be `mean` and `var`, and count a step, if they are finite and so is all else."""
-    tracked = running[2]
-    if finite is True and library.fit(mean, var, *running[:2]) and tracked.is_cpu and tracked.dtype is torch.int64:
-        native.take_over(mean, var, running)
-        return
-    finite = finite & all_finite(mean + var)
-    if finite is False:
-        return
-    for before, after in zip(running, (mean, var), strict=False):
-        before.copy_(torch.where(finite, after, before) if isinstance(finite, Tensor) else after)
-    tracked.add_(finite)

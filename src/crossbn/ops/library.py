@@ -1,8 +1,8 @@
-"""The library that `compiled/` has become, if it has, and whether tensors can be handed to it.
+"""The library that `csrc/` has become, if it has, and handing tensors to it.
 
-Where a C compiler was found when the package was installed, the functions of this directory hand plain float32 and
-float64 tensors in the CPU's memory to `native.py`. Elsewhere, under `torch.compile`, and with the variable
-CROSSBN_NATIVE set to 0, they do the same with torch's operators. CROSSBN_LIBRARY names another file to load.
+Where a C compiler was found when the package was installed, `cpu.py` hands plain float32 and float64 tensors in the
+CPU's memory to it. Elsewhere, and with the variable CROSSBN_NATIVE set to 0, `reference.py` does the same with torch's
+operators. CROSSBN_LIBRARY names another file to load.
 """
 
 import ctypes
@@ -22,12 +22,10 @@ NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int,
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads
     "moments": "p" + "n" * 4 + "ppt",
-    "blend": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
     "step": "ppp" + "t",
-    "move_running": "nppr" + "rpp",
+    "step_backward": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
+    "weight_gradient": "n" * 5 + "ppp" + "nn" + "p" * 5 + "t",
     "take_over": "n" + "p" * 5,
-    "all_finite": "pn",
-    "add_gradient": "n" * 5 + "ppp" + "nn" + "p" * 5 + "t",
 }
 _PLAIN = Tensor, nn.Parameter
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -55,13 +53,13 @@ def _structure(library: ctypes.CDLL, name: str, suffix: str = "") -> type[ctypes
 
 
 class Library:
-    """What `compiled/` has become: functions by type of numbers and name, and structures by name."""
+    """What `csrc/` has become: functions by type of numbers and name, and structures by name."""
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
         self.functions: dict[torch.dtype, dict[str, Any]] = {}
         self.structures: dict[tuple[str, torch.dtype | None], type[ctypes.Structure]] = {}
-        self.structures["site", None] = _structure(library, "site")
+        self.structures["tables", None] = _structure(library, "tables")
         for dtype, suffix in _TYPES.items():
             self.functions[dtype] = {name: getattr(library, f"{name}_{suffix}") for name in _ARGUMENTS}
             for name, function in self.functions[dtype].items():
@@ -72,7 +70,7 @@ class Library:
 
 def _load() -> Library | None:
     """Return the library; None if there is none, or one of another machine or version."""
-    found = importlib.util.find_spec("crossbn.functional._native")
+    found = importlib.util.find_spec("crossbn.ops._native")
     path = os.environ.get("CROSSBN_LIBRARY") or (found.origin if found is not None else None)
     if os.environ.get("CROSSBN_NATIVE") == "0" or path is None:
         return None
@@ -88,7 +86,7 @@ def _load() -> Library | None:
 
 _loaded = _load()
 functions: dict[torch.dtype, dict[str, Any]] = {} if _loaded is None else _loaded.functions
-"""What `compiled/` defines, by type of numbers and name; empty if it was not compiled."""
+"""What `csrc/` defines, by type of numbers and name; empty if it was not compiled."""
 structures = {} if _loaded is None else _loaded.structures
 """Its structures, by name and type of numbers."""
 _switched_off = False
@@ -110,24 +108,36 @@ def switched_off() -> Iterator[None]:
         _switched_off = before
 
 
-def in_use() -> bool:
-    """Tell whether the compiled functions may be called here: they are there, and nothing is being traced."""
-    return bool(functions) and not _switched_off and not torch.compiler.is_compiling() and not is_tracing()
+def in_use(x: Tensor) -> bool:
+    """Tell whether the compiled functions may be called for numbers like those of `x`: nothing is being traced."""
+    return x.dtype in functions and not _switched_off and not torch.compiler.is_compiling() and not is_tracing()
 
 
-def fit(*tensors: Tensor) -> bool:
-    """Tell whether these can be handed over: float32 or float64 all of them, on the CPU, each image of them dense."""
-    if not in_use():
-        return False
-    dtype = tensors[0].dtype
-    if dtype not in functions:
-        return False
-    for each in tensors:  # no generator: this is asked several times a step
-        if each.dtype is not dtype or not each.is_cpu or type(each) not in _PLAIN or is_wrapped(each):
-            return False
-        if each.is_neg() or (not each.is_contiguous() and not _has_dense_images(each)):
-            return False
-    return True
+class Unfit(Exception):  # noqa: N818  # not an error: torch's operators do it
+    """A tensor that compiled code cannot read."""
+
+
+def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], dense: bool = True) -> int | None:
+    """Return where the numbers of a tensor are; None for None.
+
+    Args:
+        tensor: any.
+        dtype: that it must have.
+        shape: that it must have.
+        dense: whether the numbers must be next to each other; else it is enough that those of each image are.
+
+    Raises:
+        Unfit: if it is not a plain tensor of that type and shape in the CPU's memory.
+    """
+    if tensor is None:
+        return None
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu or type(tensor) not in _PLAIN:
+        raise Unfit
+    if is_wrapped(tensor) or tensor.is_neg():
+        raise Unfit
+    if not tensor.is_contiguous() and (dense or not _has_dense_images(tensor)):
+        raise Unfit
+    return tensor.data_ptr()
 
 
 def _has_dense_images(x: Tensor) -> bool:

@@ -1,17 +1,17 @@
 /* A training step of a norm. Included for each type of numbers. */
 
 /* Pool a channel's moments with the remembered ones at today's weights, each step with its vote (see pooling.py).
- * `own` becomes d var / d past var, `towards` the coefficient of the mean patches in d var / dW. */
+ * `dvar_dvar` becomes d var / d past var, `dvar_dmean` the coefficient of the mean patches in d var / dW. */
 static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN past_mean, IN past_var,
-                       const REAL *shift, const REAL *slope, REAL *own, REAL *towards) {
+                       const REAL *shift, const REAL *slope, REAL *dvar_dvar, REAL *dvar_dmean) {
     const int64_t c = batch->c;
     const REAL today = batch->today_mean[j];
-    REAL moved[MOST_STEPS], votes[MOST_STEPS], all = 1, centre = today;
+    REAL moved[MOST_STEPS], step_weights[MOST_STEPS], all = 1, centre = today;
     for (int64_t t = 0; t < r; t++) {
         moved[t] = past_mean[t * c + j] + shift[t];
-        votes[t] = batch->votes == 0 ? 1 : batch->votes[t];
-        all += votes[t];
-        centre += votes[t] * moved[t];
+        step_weights[t] = batch->step_weights == 0 ? 1 : batch->step_weights[t];
+        all += step_weights[t];
+        centre += step_weights[t] * moved[t];
     }
     const REAL share = 1 / all;
     centre *= share;
@@ -19,9 +19,9 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
     for (int64_t t = 0; t < r; t++) {
         const REAL deviation = moved[t] - centre;
         const REAL past = past_var[t * c + j] + slope[t] - shift[t] * shift[t];
-        own[t] = past >= 0 ? share * votes[t] : 0;
-        total += votes[t] * ((past >= 0 ? past : 0) + deviation * deviation);
-        towards[t] = 2 * share * votes[t] * deviation - 2 * own[t] * shift[t];
+        dvar_dvar[t] = past >= 0 ? share * step_weights[t] : 0;
+        total += step_weights[t] * ((past >= 0 ? past : 0) + deviation * deviation);
+        dvar_dmean[t] = 2 * share * step_weights[t] * deviation - 2 * dvar_dvar[t] * shift[t];
     }
     batch->mean[j] = centre;
     batch->var[j] = total * share;
@@ -37,19 +37,19 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
  * rows, at         rings: [m, groups, i] and <row, W> [m, c]
  * centred          ring, as samples: 2 (x - mean) / P [m, c]
  * var_grad, var_at rings, as gradients: [c, i] and <var_grad, W> [c]
- * kept, coefficient  out: the rows, and their coefficients in d var / dW [r, m, c]
- * own              out: d var / d past var [r, c]
- * rest             out, as gradients: the rest of d var / dW [c, i]
+ * kept_rows, var_coefficient  out: the rows, and their coefficients in d var / dW [r, m, c]
+ * dvar_dvar              out: d var / d past var [r, c]
+ * var_jacobian             out, as gradients: the var_jacobian of d var / dW [c, i]
  * next_...         out: what is to be remembered of today, `next_m` rows; null: nothing
- * scratch          room, see `Site.room` */
+ * scratch          room, see `Tables.room` */
 #ifndef MEMORY
 #define MEMORY(FIELD)                                                                                                  \
     FIELD('n', int64_t, r) FIELD('n', int64_t, m) FIELD('n', int64_t, groups) FIELD('n', int64_t, i)                   \
     FIELD('n', int64_t, start) FIELD('p', const REAL *, weight) FIELD('p', const REAL *, y)                            \
     FIELD('n', int64_t, y_stride) FIELD('p', const REAL *, mean) FIELD('p', const REAL *, var)                         \
     FIELD('p', const REAL *, rows) FIELD('p', const REAL *, at) FIELD('p', const REAL *, centred)                      \
-    FIELD('p', const REAL *, var_grad) FIELD('p', const REAL *, var_at) FIELD('p', REAL *, kept)                       \
-    FIELD('p', REAL *, coefficient) FIELD('p', REAL *, own) FIELD('p', REAL *, rest) FIELD('p', REAL *, next_rows)     \
+    FIELD('p', const REAL *, var_grad) FIELD('p', const REAL *, var_at) FIELD('p', REAL *, kept_rows)                       \
+    FIELD('p', REAL *, var_coefficient) FIELD('p', REAL *, dvar_dvar) FIELD('p', REAL *, var_jacobian) FIELD('p', REAL *, next_rows)     \
     FIELD('p', REAL *, next_at) FIELD('p', REAL *, next_centred) FIELD('p', REAL *, next_var_grad)                     \
     FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)
 #endif
@@ -59,13 +59,13 @@ const struct field NAME(memory_fields)[] = {MEMORY(DESCRIBE){0, 0, sizeof(struct
 #undef DESCRIBED
 
 /* The channels from `start` on, `width` of them, from samples: the products of the rows with today's weights are in
- * `coefficient` and give way to it. */
+ * `var_coefficient` and give way to it. */
 FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, const struct NAME(memory) *memory,
                                        int64_t start, int64_t width) {
     const int64_t c = batch->c, r = memory->r, m = memory->m;
     IN at = memory->at, centred = memory->centred;
-    OUT product = memory->coefficient;
-    REAL slopes[WIDE][MOST_STEPS], owns[MOST_STEPS][WIDE];
+    OUT product = memory->var_coefficient;
+    REAL slopes[WIDE][MOST_STEPS], all_dvar_dvar[MOST_STEPS][WIDE];
     for (int64_t t = 0; t < r; t++) {
         REAL slope[WIDE] = {0};
         for (int64_t q = 1; q < m; q++) {
@@ -75,21 +75,21 @@ FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, const st
         for (int64_t j = 0; j < width; j++) slopes[j][t] = slope[j];
     }
     for (int64_t j = 0; j < width; j++) {
-        REAL shift[MOST_STEPS], own[MOST_STEPS], towards[MOST_STEPS];
+        REAL shift[MOST_STEPS], dvar_dvar[MOST_STEPS], dvar_dmean[MOST_STEPS];
         for (int64_t t = 0; t < r; t++) {
             const int64_t place = t * m * c + start + j;
             shift[t] = product[place] - at[place];
         }
-        NAME(pool)(batch, start + j, r, memory->mean, memory->var, shift, slopes[j], own, towards);
+        NAME(pool)(batch, start + j, r, memory->mean, memory->var, shift, slopes[j], dvar_dvar, dvar_dmean);
         for (int64_t t = 0; t < r; t++) {
-            owns[t][j] = memory->own[t * c + start + j] = own[t];
-            product[t * m * c + start + j] = towards[t];
+            all_dvar_dvar[t][j] = memory->dvar_dvar[t * c + start + j] = dvar_dvar[t];
+            product[t * m * c + start + j] = dvar_dmean[t];
         }
     }
     for (int64_t t = 0; t < r; t++)
         for (int64_t q = 1; q < m; q++) {
             const int64_t place = (t * m + q) * c + start;
-            for (int64_t j = 0; j < width; j++) product[place + j] = owns[t][j] * centred[place + j];
+            for (int64_t j = 0; j < width; j++) product[place + j] = all_dvar_dvar[t][j] * centred[place + j];
         }
 }
 
@@ -107,20 +107,20 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const 
     const int64_t c = batch->c, r = memory->r, groups = memory->groups, i = memory->i;
     IN mean_grad = memory->rows, var_grad = memory->var_grad, mean_at = memory->at, var_at = memory->var_at;
     IN weight = memory->weight;
-    OUT jacobian = memory->rest, towards = memory->coefficient;
-    REAL shift[MOST_STEPS], slope[MOST_STEPS], own[MOST_STEPS], toward[MOST_STEPS];
+    OUT jacobian = memory->var_jacobian;
+    REAL shift[MOST_STEPS], slope[MOST_STEPS], dvar_dvar[MOST_STEPS], dvar_dmean[MOST_STEPS];
     for (int64_t t = 0; t < r; t++) {
         IN patch = mean_grad + (t * groups + j / (c / groups)) * i, grad = var_grad + (t * c + j) * i;
         shift[t] = NAME(dot)(patch, weight + j * i, i) - mean_at[t * c + j];
         slope[t] = NAME(dot)(grad, weight + j * i, i) - var_at[t * c + j];
     }
-    NAME(pool)(batch, j, r, memory->mean, memory->var, shift, slope, own, toward);
-    for (int64_t p = 0; p < i && r > 0; p++) jacobian[j * i + p] = own[0] * var_grad[j * i + p];
+    NAME(pool)(batch, j, r, memory->mean, memory->var, shift, slope, dvar_dvar, dvar_dmean);
+    for (int64_t p = 0; p < i && r > 0; p++) jacobian[j * i + p] = dvar_dvar[0] * var_grad[j * i + p];
     for (int64_t t = 1; t < r; t++)
-        for (int64_t p = 0; p < i; p++) jacobian[j * i + p] += own[t] * var_grad[(t * c + j) * i + p];
+        for (int64_t p = 0; p < i; p++) jacobian[j * i + p] += dvar_dvar[t] * var_grad[(t * c + j) * i + p];
     for (int64_t t = 0; t < r; t++) {
-        towards[t * c + j] = toward[t];
-        memory->own[t * c + j] = own[t];
+        memory->var_coefficient[t * c + j] = dvar_dmean[t];
+        memory->dvar_dvar[t * c + j] = dvar_dvar[t];
     }
 }
 
@@ -157,34 +157,34 @@ static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(mem
 }
 
 /* Keep a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
-static enum outcome NAME(keep_samples)(const struct site *site, const struct NAME(batch) *batch,
+static enum outcome NAME(keep_samples)(const struct tables *tables, const struct NAME(batch) *batch,
                                        const struct NAME(memory) *memory, int threads) {
-    const int64_t c = site->c, row = memory->groups * memory->i;
+    const int64_t c = tables->c, row = memory->groups * memory->i;
     OUT rows = memory->next_rows, at = memory->next_at, centred = memory->next_centred;
-    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
+    if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(rows, memory->scratch, (size_t)row * sizeof(REAL));
     NAME(project)(rows, 1, memory->groups, memory->i, memory->weight, c, 0, c, at);
     if (!NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
     memset(centred, 0, (size_t)c * sizeof(REAL));
     /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
-    NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
+    NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  memory->scratch, at + c, centred + c, rows + row, threads);
     return NAME(agree_at)(batch, memory, rows + row, at + c, memory->scratch) ? DONE : NOT_THE_OPERATOR;
 }
 
 /* Keep a step as gradients of the mean [groups, i] and of the variance [c, i], and their products with the weights
  * [c]. */
-static enum outcome NAME(keep_gradients)(const struct site *site, const struct NAME(batch) *batch,
+static enum outcome NAME(keep_gradients)(const struct tables *tables, const struct NAME(batch) *batch,
                                          const struct NAME(memory) *memory, int threads) {
-    const int64_t c = site->c, amount = site->amount, groups = memory->groups, i = memory->i, row = groups * i;
+    const int64_t c = tables->c, amount = tables->amount, groups = memory->groups, i = memory->i, row = groups * i;
     OUT mean_grad = memory->next_rows, mean_at = memory->next_at, var_grad = memory->next_var_grad;
-    if (!NAME(find_mean_patch)(site, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
+    if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(mean_grad, memory->scratch, (size_t)row * sizeof(REAL));
     OUT centred = memory->scratch, scaled = centred + amount * c, patches = scaled + amount * c;
     for (int64_t j = 0; j < c; j++)
         mean_at[j] = NAME(dot)(mean_grad + j / (c / groups) * i, memory->weight + j * i, i);
     if (!NAME(agree)(batch, memory, mean_grad, mean_at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
-    NAME(gather)(site, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
+    NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  mean_grad, centred, scaled, patches, threads);
     if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
     memset(var_grad, 0, (size_t)(c * i) * sizeof(REAL));
@@ -195,16 +195,17 @@ static enum outcome NAME(keep_gradients)(const struct site *site, const struct N
 
 /* A training step of a norm: find today's moments, pool them with the remembered ones at today's weights, normalize,
  * make what is to be remembered, as samples or as gradients, and move the running statistics. */
-int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct site *site,
+int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables,
                int threads) {
     const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
     const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
     enum outcome outcome = DONE;
-    if (r > 0) memcpy(memory->kept, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
+    if (r > 0) memcpy(memory->kept_rows, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
         const int64_t begin = c * part / parts, end = c * (part + 1) / parts;
-        if (sampled) NAME(project)(memory->rows, r * m, groups, i, memory->weight, c, begin, end, memory->coefficient);
+        if (sampled)
+            NAME(project)(memory->rows, r * m, groups, i, memory->weight, c, begin, end, memory->var_coefficient);
         for (int64_t start = begin; start < end; start += WIDE) {
             const int64_t stop = least(start + WIDE, end);
             for (int64_t j = start; j < stop; j++) NAME(find_moments)(batch, j);
@@ -219,12 +220,12 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
     for (int64_t j = 0; j < c; j++)
         if (!isfinite((REAL)(batch->var[j] * batch->bessel))) return NOT_FINITE;
     if (memory->next_rows != 0)
-        outcome = sampled ? NAME(keep_samples)(site, batch, memory, threads)
-                          : NAME(keep_gradients)(site, batch, memory, threads);
+        outcome = sampled ? NAME(keep_samples)(tables, batch, memory, threads)
+                          : NAME(keep_gradients)(tables, batch, memory, threads);
     if (batch->running_mean != 0 && outcome != NOT_THE_OPERATOR) {
         NAME(move_running)(c, batch->mean, batch->var, batch->bessel, batch->momentum, batch->running_mean,
                            batch->running_var);
-        *batch->tracked += 1;
+        *batch->num_batches_tracked += 1;
     }
     return outcome;
 }

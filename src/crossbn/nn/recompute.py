@@ -23,7 +23,7 @@ class Pass(Enum):
 
     TRAIN = "it is remembered"
     LOOK = "gradients are off: nothing is remembered"
-    REPLAY = "it happens inside backward: an earlier one is repeated"
+    RECOMPUTE = "it happens inside backward: an earlier one is repeated"
 
 
 def current_pass() -> Pass:
@@ -31,11 +31,11 @@ def current_pass() -> Pass:
     if torch.compiler.is_compiling():  # a compiled graph recomputes without running this code again
         return Pass.TRAIN if torch.is_grad_enabled() else Pass.LOOK
     if backward_is_running():
-        return Pass.REPLAY
+        return Pass.RECOMPUTE
     return Pass.TRAIN if torch.is_grad_enabled() or _enclosing_function("forward") is not None else Pass.LOOK
 
 
-def may_be_replayed() -> bool:
+def may_be_recomputed() -> bool:
     """Tell whether the running forward lies in a region that backward may compute again."""
     return not torch.compiler.is_compiling() and (not torch.is_grad_enabled() or saved_tensor_hooks() is not None)
 
@@ -94,7 +94,7 @@ class Record:
             node.metadata.setdefault("crossbn records", []).append(self)
 
 
-class Ledger:
+class RecomputeCache:
     """The records of a norm that are still alive."""
 
     def __init__(self) -> None:
@@ -115,4 +115,4 @@ class Ledger:
         return min(records, key=lambda record: float((record.mean - mean).abs().sum()), default=None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ledger, ()  # a copy has no graph
+        return RecomputeCache, ()  # a copy has no graph

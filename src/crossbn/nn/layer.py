@@ -1,0 +1,433 @@
+"""BatchNorm over the last few training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crossbn import functional as C  # the library's F
+from crossbn import ops
+from crossbn.functional import Settings
+from crossbn.nn.batch_norm import GuardedBatchNorm
+from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput, make_feed
+from crossbn.messages import say
+from crossbn.nn.producer import Producer
+from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
+from crossbn.nn.scope import CallSite, at_end_of_forward, next_call
+from crossbn.nn.segment import Operator, Segment, WeightUnknown
+from crossbn.ops import compiled
+from crossbn.ops.autograd import Context, Run, normalize
+from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
+
+_OWN_STATE = ("settings", "label", "burnt", "feeds", "plain_reason", "_recompute_cache", "_said", "_is_replica")
+
+
+class CrossIterBatchNorm(GuardedBatchNorm):
+    """BatchNorm whose training statistics are pooled over the last `window` steps, for input of any rank.
+
+    Statistics of earlier steps are corrected for the weight changes since with a Taylor polynomial in the
+    weights of the operator that feeds the norm, which it reads from the graph; where the graph does not tell, `attach_`
+    does. Without an operator they are pooled as they are. Evaluation, parameters, buffers and `state_dict` are those of
+    `torch.nn.BatchNorm*d`.
+
+    Args:
+        num_features: C of the input [N, C, ...].
+        eps: added to the variance, inside the root.
+        momentum: of the running statistics; None for a cumulative average.
+        affine: whether there are gamma and beta.
+        track_running_stats: whether there are running statistics.
+        device: of parameters and buffers.
+        dtype: of parameters and buffers.
+        config: all options as one object.
+        options: or one by one: window, burn_in, order, positions, ..., see `Settings`.
+
+    Example:
+        >>> conv, norm = nn.Conv2d(3, 8, 3, bias=False), CrossIterBatchNorm(8, window=4)
+        >>> norm(conv(torch.randn(2, 3, 6, 6))).shape
+        torch.Size([2, 8, 4, 4])
+    """
+
+    settings: Settings
+    burnt: Tensor
+    """Training forwards of burn-in that are over."""
+    feeds: Feeds
+    plain_reason: str | None
+    """Why the norm was BatchNorm at its latest plain step."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        config: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self._become_cross_iteration_(Settings.of(config, options), type(self).__name__, unpaired="pool")
+        like = torch.empty(0, device=device, dtype=dtype)
+        self.feeds.set_main_(make_feed([Segment(num_features, (), self.settings, like)]))
+
+    def _become_cross_iteration_(self, settings: Settings, label: str, unpaired: str = "bn") -> None:
+        """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
+        self.settings = settings
+        self.label = label or type(self).__name__
+        self.burnt = torch.zeros((), dtype=torch.int64, device="cpu")  # read by Python, never by a kernel
+        self.feeds = Feeds(settings, unpaired, self.label, partial(_like, self))
+        self.plain_reason = None
+        self._recompute_cache = RecomputeCache()
+        self._said: set[str] = set()
+        self._is_replica = False
+
+    def _become_plain_(self) -> None:
+        """Be the norm again that this one stands for."""
+        self.feeds.release()
+        for name in _OWN_STATE:
+            delattr(self, name)
+        plain = self.plain_type()
+        if issubclass(plain, nn.SyncBatchNorm):
+            self.__dict__.setdefault("process_group", None)
+        self.__class__ = plain  # type: ignore[assignment]
+
+    @classmethod
+    def plain_type(cls) -> type[BatchNormBase]:
+        """Return the norm that this one stands for; of torch's, only SyncBatchNorm takes any rank."""
+        return nn.SyncBatchNorm
+
+    def attach_(self, *producers: nn.Module) -> CrossIterBatchNorm:
+        """Name the convolution, transposed convolution or linear layer whose output is normalized.
+
+        Eager code reads that from the graph; `torch.compile` and activation checkpointing have to be told. Several
+        producers are summed into it (`norm(conv1(a) + conv2(b) + rest)`).
+
+        Raises:
+            TypeError: if a producer is something else.
+            ValueError: if it has another number of channels than the norm.
+        """
+        for module in producers:
+            if not C.is_linear_operator(module):
+                raise TypeError(
+                    f"{self.label}: a producer must be a convolution, transposed convolution or linear layer with "
+                    f"torch's own forward, got {module}"
+                )
+            if (channels := C.geometry_of(module).out_channels) != self.num_features:
+                raise ValueError(
+                    f"{self.label}: normalizes {self.num_features} channels, but its producer {module} has {channels}"
+                )
+        operators = [Operator.of_producer(Producer(module)) for module in producers]
+        self.feeds.set_main_(make_feed([Segment(self.num_features, operators, self.settings, _like(self))]))
+        return self
+
+    @property
+    def segments(self) -> Feed:
+        """What feeds the norm at its usual call, channel run by channel run."""
+        return self.feeds.main
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize `x` [N, C, ...]."""
+        if not self.training or is_exporting():
+            return super().forward(x)  # which checks as well
+        self._check_input_dim(x)
+        if x.numel() == 0:
+            return self._batch_norm(x, update=False)
+        try:
+            return self._compiled_forward(x) if torch.compiler.is_compiling() else self._train_forward(x)
+        finally:
+            for segment in self.feeds.main:
+                segment.finish_step()
+
+    def _train_forward(self, x: Tensor) -> Tensor:
+        if inside_functorch() or is_tracing():
+            self._say(Plain("inside a transform of torch.func, or traced", self.settings.window > 1))
+            return super().forward(x)
+        run = current_pass()
+        if run is Pass.RECOMPUTE and (record := self._recompute_cache.find(ops.moments(x.detach())[0])) is not None:
+            return self._repeat(x, record)
+        statistics, feed = None, self.feeds.main
+        in_burn_in = self.settings.window == 1 or int(self.burnt) < self.settings.burn_in
+        if in_burn_in and self.settings.active_group is None:
+            y = self._batch_norm(x, update=True)
+        else:
+            y, statistics, feed = self._step(x, run is Pass.TRAIN, pooling=not in_burn_in)
+        if in_burn_in and run is Pass.TRAIN and self.settings.burn_in:
+            at_end_of_forward(self._count_burn_in)
+        if run is not Pass.LOOK and may_be_recomputed():
+            self._recompute_cache.add(Record(ops.moments(x.detach())[0], (statistics, feed)), y)
+        return y
+
+    def _repeat(self, x: Tensor, record: Record) -> Tensor:
+        """Do again what an earlier forward did."""
+        statistics, feed = record.used
+        if statistics is None:
+            return self._batch_norm(x, update=False)
+        # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
+        has_graph = saved_tensor_hooks() is None
+        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics, has_graph=has_graph)
+
+    def _count_burn_in(self) -> None:
+        self.burnt.add_(1).clamp_(max=self.settings.burn_in)
+
+    def _step(self, x: Tensor, training: bool, pooling: bool) -> tuple[Tensor, list[ops.Statistics] | None, Feed]:
+        """Return the output of a step, the statistics that it used, None for its batch's alone, and whose they are."""
+        site = next_call(self)
+        inputs = self.feeds.find(x, site._replace(stream=f"{site.stream}@{x.device}") if self._is_replica else site)
+        outcomes: list[ops.Outcome] = []
+        if isinstance(inputs, list):
+            try:
+                outcomes = self._outcomes(x, inputs, training, pooling)
+            except WeightUnknown:
+                inputs = Plain("the weight of its operator is computed, and cannot be seen here", surprising=True)
+            except ops.NotTheOperatorsOutput:
+                reason = "its input is not what the operator's weight makes of the operator's input"
+                inputs = Plain(reason, surprising=True)
+        if isinstance(inputs, Plain):
+            self._say(inputs, training)
+            if self.settings.active_group is None:
+                return self._batch_norm(x, update=True), None, ()
+            alone = Segment(self.num_features, (), self.settings, _like(self), pooled=False)
+            inputs = [SegmentInput(alone, (), False)]
+            outcomes = self._outcomes(x, inputs, False, pooling)
+        statistics = [outcome.statistics for outcome in outcomes]
+        output = outcomes[0].output
+        y = self._normalize(x, inputs, statistics, output)
+        if output is None:  # else they have moved already
+            self._update_running(statistics)
+        for (segment, _, _), outcome in zip(inputs, outcomes, strict=True):
+            if outcome.row is not None and outcome.accept is not False:
+                at_end_of_forward(partial(segment.history.push, outcome.row, outcome.accept))
+        return y, statistics, tuple(each.segment for each in inputs)
+
+    def _say(self, plain: Plain, training: bool = True) -> None:
+        if training:
+            self.plain_reason = plain.reason
+        if plain.surprising and plain.reason not in self._said:
+            self._said.add(plain.reason)
+            say(f"{self.label}: plain BatchNorm at this step: {plain.reason}")
+
+    def _outcomes(self, x: Tensor, inputs: list[SegmentInput], remember: bool, pooling: bool) -> list[ops.Outcome]:
+        """Do the step of each segment, but for those that another norm has done."""
+        if remember and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
+            remember = False
+            self._say(Plain("no step is remembered: the input of its operator cannot be seen", surprising=True))
+        x = x.detach()
+        found = [_shared(each) for each in inputs]
+        if len(inputs) == 1:
+            parts, moments, finite, norm = [x], [None], True, self._norm_tensors()
+        else:
+            norm, ends = None, [0]
+            for segment, _, _ in inputs:
+                ends.append(ends[-1] + segment.channels)
+            parts = [x[:, start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+            moments = [ops.moments(part) if f is None else None for part, f in zip(parts, found, strict=True)]
+            vars_ = [moment[1] for moment in moments if moment is not None]
+            finite = C.all_finite(*vars_) if vars_ else True
+        outcomes = []
+        for each, part, moment, known in zip(inputs, parts, moments, found, strict=True):
+            if known is None:
+                segment, calls, is_complete = each
+                segment.history.move_(part)
+                operands, bias = segment.operands(part, calls)
+                step_inputs = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)
+                outcome = ops.step(step_inputs, segment.history.past(), segment.storage, segment.settings)
+                known = outcome
+                _share(each, outcome)
+            outcomes.append(known)
+        return outcomes
+
+    def _norm_tensors(self) -> ops.NormTensors | None:
+        running = self._running
+        if running is None or self.momentum is None:
+            return None
+        return ops.NormTensors(*running, self.weight, self.bias, self.eps, self.momentum)
+
+    def _normalize(
+        self,
+        x: Tensor,
+        inputs: list[SegmentInput],
+        statistics: Sequence[ops.Statistics],
+        output: Tensor | None = None,
+        has_graph: bool = True,
+    ) -> Tensor:
+        runs, operands, start = [], [], 0
+        for (segment, calls, _), each in zip(inputs, statistics, strict=True):
+            if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
+                geometries = tuple(operator.geometry for operator in segment.operators)
+                runs.append(Run(start, start + segment.channels, geometries, each.dependence))
+                for i, operator in enumerate(segment.operators):
+                    operands += operator.trained(calls[i] if calls else None) if has_graph else (None, None)
+            start += segment.channels
+        mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
+        share = _joined([each.share for each in statistics], statistics)
+        group = self.settings.active_group
+        count = None if group is None else torch.as_tensor(statistics[0].positions, device=x.device)
+        context = Context(share, self.eps, self.label, group, count, output, tuple(runs))
+        return normalize(x, mean, var, self.weight, self.bias, context, operands)
+
+    @torch.no_grad()
+    def _update_running(self, statistics: Sequence[ops.Statistics]) -> None:
+        mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
+        finite, bessel, has_variance = statistics[0].finite, statistics[0].bessel, statistics[0].has_variance
+        if len(statistics) > 1:
+            bessels = [torch.as_tensor(each.bessel, dtype=mean.dtype, device=mean.device) for each in statistics]
+            flags = [torch.as_tensor(each.has_variance, device=mean.device) for each in statistics]
+            bessel, has_variance = _joined(bessels, statistics), _joined(flags, statistics)
+            for each in statistics[1:]:
+                finite = finite & each.finite
+        self._move_running(mean, var, bessel, has_variance, finite)
+
+    def _compiled_forward(self, x: Tensor) -> Tensor:
+        """Do the same in a graph of torch.compile: each segment's step is one operator, which it does not look into."""
+        if self.settings.window == 1 and self.settings.active_group is None:
+            return self._batch_norm(x, update=True)
+        inputs = self.feeds.held(self.feeds.main, x)
+        if isinstance(inputs, Plain):
+            return self._batch_norm(x, update=True)
+        remember, statistics, start = torch.is_grad_enabled(), [], 0
+        for segment, calls, is_complete in inputs:
+            shared = calls[0].shared() if segment.readers > 1 and len(calls) == 1 and calls[0] is not None else {}
+            if segment not in shared:
+                part = x.detach()[:, start : start + segment.channels]
+                segment.history.move_(part)
+                if segment.storage is not None:
+                    segment.history.fit_(segment.storage.shapes(self.num_features, part.numel() // segment.channels))
+                operands, bias = segment.operands(part, calls)
+                past, settings = segment.history.past(), segment.settings
+                shared[segment] = compiled.step(part, operands, bias, past, self.burnt, settings, is_complete, remember)
+            statistics.append(shared[segment])
+            start += segment.channels
+        if remember and self.settings.burn_in:
+            self._count_burn_in()
+        y = self._normalize(x, inputs, statistics)
+        self._update_running(statistics)
+        return y
+
+    def reset_history_(self) -> None:
+        """Forget the remembered steps and the progress of burn-in."""
+        self.burnt.zero_()
+        for segment in self.feeds.segments():
+            segment.forget()
+
+    def reset_running_stats(self) -> None:
+        """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
+        super().reset_running_stats()
+        if hasattr(self, "feeds"):  # called by the constructor as well
+            for segment in self.feeds.segments():
+                segment.forget()
+
+    def configure_(self, settings: Settings) -> None:
+        """Change the settings; remembered steps are kept as far as they fit."""
+        self.settings = self.feeds.settings = settings
+        for segment in self.feeds.segments():
+            segment.configure_(settings)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossIterBatchNorm:
+        super()._apply(fn, recurse)
+        for segment in self.feeds.segments():
+            segment.history.apply_(fn)
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        for segment in self.feeds.segments():
+            segment.forget()
+
+    def _replicate_for_data_parallel(self) -> CrossIterBatchNorm:
+        """Return a replica whose history is that of its device, and stays with this norm from step to step."""
+        replica = super()._replicate_for_data_parallel()
+        replica._is_replica = True
+        return replica
+
+    def extra_repr(self) -> str:
+        """Return BatchNorm's line and the settings that differ from the default."""
+        default = vars(Settings())
+        own = {name: value for name, value in vars(self.settings).items() if value != default[name] or name == "window"}
+        return f"{super().extra_repr()}, " + ", ".join(f"{name}={value!r}" for name, value in own.items())
+
+
+def _like(norm: CrossIterBatchNorm) -> Tensor:
+    """Return a tensor of the device and type that statistics are kept in."""
+    known = (norm.weight, norm.running_mean, *(segment.history["mean"] for segment in norm.feeds.main))
+    return next(tensor for tensor in (*known, torch.empty(0)) if tensor is not None)
+
+
+def _shared(each: SegmentInput) -> ops.Outcome | None:
+    """Return what another norm has found of the same call; it sees to its being remembered."""
+    segment, calls, _ = each
+    if segment.readers < 2 or len(calls) != 1 or calls[0] is None:
+        return None
+    found: ops.Outcome | None = calls[0].shared().get(segment)
+    return found
+
+
+def _share(each: SegmentInput, outcome: ops.Outcome) -> None:
+    segment, calls, _ = each
+    if segment.readers > 1 and len(calls) == 1 and calls[0] is not None:
+        calls[0].shared()[segment] = outcome._replace(row=None, output=None)
+
+
+def _joined(parts: Sequence[Tensor], statistics: Sequence[ops.Statistics] = ()) -> Tensor:
+    """Put the segments' values side by side; those that are one number per segment are repeated."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(
+        [part.expand_as(each.mean) for part, each in zip(parts, statistics, strict=True)] if statistics else list(parts)
+    )
+
+
+class CrossIterBatchNorm1d(CrossIterBatchNorm):
+    """`CrossIterBatchNorm` for input [N, C] or [N, C, L]."""
+
+    rank = (2, 3)
+
+    @classmethod
+    def plain_type(cls) -> type[BatchNormBase]:
+        """Return torch's norm."""
+        return nn.BatchNorm1d
+
+
+class CrossIterBatchNorm2d(CrossIterBatchNorm):
+    """`CrossIterBatchNorm` for input [N, C, H, W]."""
+
+    rank = (4,)
+
+    @classmethod
+    def plain_type(cls) -> type[BatchNormBase]:
+        """Return torch's norm."""
+        return nn.BatchNorm2d
+
+
+class CrossIterBatchNorm3d(CrossIterBatchNorm):
+    """`CrossIterBatchNorm` for input [N, C, D, H, W]."""
+
+    rank = (5,)
+
+    @classmethod
+    def plain_type(cls) -> type[BatchNormBase]:
+        """Return torch's norm."""
+        return nn.BatchNorm3d
+
+
+class CrossIterBatchNormAct2d(CrossIterBatchNorm2d):
+    """A cross-iteration norm, then dropout and activation: what timm's `BatchNormAct2d` becomes."""
+
+    drop: Any
+    act: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize and activate `x` [N, C, H, W]."""
+        return self.act(self.drop(super().forward(x)))
+
+    @classmethod
+    def plain_type(cls) -> type[BatchNormBase]:
+        """Return timm's norm."""
+        from timm.layers.norm_act import BatchNormAct2d
+
+        return BatchNormAct2d

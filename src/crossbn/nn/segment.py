@@ -1,0 +1,319 @@
+"""A run of channels of a norm: the operators that are summed into it, and what is remembered of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from crossbn import functional as C  # the library's F
+from crossbn.functional import Geometry, Settings
+from crossbn.nn.calls import Call, NodeCall
+from crossbn.nn.history import History
+from crossbn.nn.producer import Producer
+from crossbn.ops import reference
+
+Calls = Sequence[Call | None]
+"""One for each operator of a segment; None for a branch that is left out. Empty where nothing is known of the calls."""
+
+
+class Operator:
+    """A linear operator as a segment knows it, for as long as its steps are remembered.
+
+    Attributes:
+        geometry: of the module, or of the first call that was seen; of later calls only the padding may differ.
+        parameter: the Parameter that its weight is; None if the weight is computed.
+        producer: the module, if pairing has named it.
+    """
+
+    def __init__(self, geometry: Geometry, parameter: Tensor | None, producer: Producer | None = None) -> None:
+        self.geometry = geometry
+        self.parameter = parameter
+        self.producer = producer
+        self._bias: Tensor | None = None
+        self._known: tuple[object, ...] = ()
+
+    @classmethod
+    def of_producer(cls, producer: Producer) -> Operator:
+        """Return the operator of a module."""
+        return cls(producer.geometry, producer.parameter, producer)
+
+    def fits(self, call: Call) -> bool:
+        """Tell whether `call` is a later one of this operator: its weight is the same, or computed and alike."""
+        if call.parameter is not None and self.parameter is not None and call.parameter is not self.parameter:
+            # Tensors that are no parameters may be other ones at each step (torch.func.functional_call).
+            return not isinstance(call.parameter, nn.Parameter) and self._is_alike(call)
+        return self._is_alike(call)
+
+    def _is_alike(self, call: Call) -> bool:
+        if not call.is_seen:
+            # A computed weight that the graph does not show may be that of a module whose weight is computed.
+            return call.parameter is self.parameter and (call.parameter is not None or self.producer is not None)
+        return self.is_shaped_like(call.geometry) and self.geometry.stride == call.geometry.stride
+
+    def is_shaped_like(self, other: Geometry) -> bool:
+        """Tell whether remembered steps have room for those of `other`."""
+        sizes = [(each.out_channels, each.groups, each.patch_size, each.transposed) for each in (self.geometry, other)]
+        return sizes[0] == sizes[1]
+
+    def is_known(self, call: Call) -> bool:
+        """Tell whether `call` is, to the object, as the latest one that was noted."""
+        leaf = call.parameter
+        if leaf is None or not call.is_seen or self._known != (id(leaf), id(call.geometry), id(call.bias)):
+            return False
+        return self.parameter is leaf and (self.producer is None or self.producer.parameter is leaf)
+
+    def note(self, call: Call) -> None:
+        """Keep what a call tells of the operator for forwards that have no graph."""
+        if call.is_seen and isinstance(call.parameter, nn.Parameter):
+            self._known = id(call.parameter), id(call.geometry), id(call.bias)
+        if self.producer is None:
+            self.parameter = call.parameter if self.parameter is None else self.parameter
+            self._bias = call.bias
+
+    def weight(self, call: Call | None = None) -> Tensor | None:
+        """Return today's weight, where no call tells it that of the module; None if it is not known."""
+        if call is not None and call.weight is not None:
+            return call.weight
+        return self.parameter if self.producer is None else self.producer.weight
+
+    def bias(self, call: Call | None = None) -> Tensor | None:
+        """Return today's bias, the same way."""
+        if call is not None and call.bias is not None:
+            return call.bias
+        return self._bias if self.producer is None else self.producer.bias
+
+    def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return weight and bias as gradients find them, None for what has none."""
+        tensors = self.weight(call), self.bias(call)
+        if call is not None and call.trained is not None:
+            tensors = call.trained
+        weight, bias = (each if each is not None and each.requires_grad else None for each in tensors)
+        return weight, bias
+
+
+class PastMoments(NamedTuple):
+    """Moments of the remembered steps without bias, [R, C] each, the latest step first."""
+
+    mean: Tensor
+    var: Tensor
+    compensated_mean: Tensor
+    compensated_var: Tensor
+    """Negative where the polynomial has left its range."""
+
+
+class Segment:
+    """A run of channels with its operators and its history.
+
+    Without operators the moments are pooled as they are, or not at all. Norms that read the same output of the same
+    operator (DenseNet) share its segment, which then computes once per step.
+
+    Attributes:
+        channels: how many.
+        operators: those that are summed into it.
+        settings: of the norm.
+        direct: whether it is known to be the output of one operator, with nothing added.
+        given: whether its operators were named by hand, and the graph is not asked.
+        pooled: whether steps are pooled; else the channels have their own batch's statistics.
+        readers: norms that it feeds.
+        history: what is remembered.
+        storage: how; None if nothing is compensated.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        operators: Sequence[Operator],
+        settings: Settings,
+        like: Tensor,
+        direct: bool = False,
+        given: bool = False,
+        pooled: bool = True,
+    ) -> None:
+        self.channels = channels
+        self.operators = tuple(operators)
+        self.settings = settings
+        self.direct, self.given, self.pooled = direct, given, pooled
+        self.readers = 0
+        self._has_bias: bool | None = None
+        self._is_blind = False
+        for producer in self.producers:
+            producer.fed.append(self)
+        self.storage = self._make_storage()
+        self.history = History(self.window - 1, self._shapes(), like, settings.history_dtype)
+
+    @property
+    def producers(self) -> list[Producer]:
+        """The modules among its operators that pairing has named."""
+        return [operator.producer for operator in self.operators if operator.producer is not None]
+
+    @property
+    def window(self) -> int:
+        """Steps to pool, today's included."""
+        return self.settings.window if self.pooled else 1
+
+    def forget(self) -> None:
+        """Clear the history."""
+        self.history.clear_()
+
+    def _make_storage(self) -> C.Storage | None:
+        return C.make_storage([operator.geometry for operator in self.operators], self.settings)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        own = {} if self.storage is None else self.storage.shapes(self.channels)
+        return {"mean": (self.channels,), "var": (self.channels,), "count": (), **own}
+
+    def configure_(self, settings: Settings) -> None:
+        """Fit the history to new settings; it is kept unless it lacks what they need, or means something else there."""
+        other_order, self.settings = settings.order != self.settings.order, settings
+        self.storage = self._make_storage()
+        history, shapes = self.history, self._shapes()
+        if shapes.keys() != history.rings.keys() or settings.history_dtype != history.narrow:
+            self.history = history = History(self.window - 1, shapes, history["mean"], settings.history_dtype)
+        elif history.slots != self.window - 1:
+            history.resize_(self.window - 1)
+        history.scratch.clear()
+        history.fit_(shapes)
+        if other_order:
+            self.forget()
+
+    def align(self, calls: Sequence[Call]) -> Calls | None:
+        """Return the calls in the order of the operators; None if they are of others.
+
+        A sum may lack some of its terms: branches that a step leaves out.
+        """
+        if not self.operators:
+            return () if not calls else None
+        if len(self.operators) == 1 and len(calls) == 1 and self.operators[0].is_known(calls[0]):
+            return calls
+        left = list(calls)
+        aligned: list[Call | None] = []
+        for operator in self.operators:
+            self._notice_replacement(operator)
+            known = operator.parameter
+            found = next((call for call in left if call.parameter is not None and call.parameter is known), None)
+            if found is None:
+                found = next((call for call in left if operator.fits(call)), None)
+            if found is not None:
+                left.remove(found)
+                _complete(found, operator)
+                if not operator.fits(found):
+                    return None
+                operator.note(found)
+            aligned.append(found)
+        missing = aligned.count(None)
+        return None if left or missing == len(aligned) or (missing and len(aligned) == 1) else aligned
+
+    def held_calls(self, without_graph: bool = False) -> Calls:
+        """Return the calls that hooks on the modules have held; empty if none has.
+
+        Calls that the graph shows are not held, and not to be taken for something else that it shows: they are returned
+        only where the norm's input is `without_graph`.
+        """
+        calls: list[Call | None] = []
+        for operator in self.operators:
+            if not torch.compiler.is_compiling():
+                self._notice_replacement(operator)
+            producer = operator.producer
+            calls.append(None if producer is None else producer.recall() if without_graph else producer.call)
+        return calls if any(call is not None for call in calls) else ()
+
+    def _notice_replacement(self, operator: Operator) -> None:
+        """Forget if there is another Parameter in the weight's place, or the module has another stride: surgery."""
+        if (producer := operator.producer) is None:
+            return
+        parameter, known = producer.parameter, operator.parameter
+        # A tensor that is none is there for a call only (torch.func.functional_call).
+        if parameter is not known and isinstance(parameter, nn.Parameter | None):
+            operator.parameter = parameter
+            if known is not None:
+                self.forget()
+        geometry = producer.geometry
+        if geometry is not operator.geometry and geometry != operator.geometry and operator.is_shaped_like(geometry):
+            operator.geometry = geometry
+            self.forget()
+
+    def finish_step(self) -> None:
+        """Let go of what hooks have seen."""
+        for operator in self.operators:
+            if operator.producer is not None:
+                operator.producer.finish_step()
+
+    def release(self) -> None:
+        """Stop feeding a norm; the last one lets go of the modules."""
+        self.readers -= 1
+        if not self.readers:
+            for producer in self.producers:
+                producer.release(self)
+
+    def operands(self, x: Tensor, calls: Calls) -> tuple[list[C.Operand], Tensor | None]:
+        """Return what the operators bring to a step, and the sum of their biases, which remembered means are without.
+
+        Raises:
+            WeightUnknown: if a weight is computed and no call tells it.
+        """
+        operands, biases = [], []
+        for i, operator in enumerate(self.operators if self.storage is not None and self.window > 1 else ()):
+            call = calls[i] if calls else None
+            weight, bias = operator.weight(call), operator.bias(call)
+            if weight is None:
+                raise WeightUnknown
+            seen = call is not None and call.y is not None
+            geometry = call.geometry if seen else operator.geometry  # type: ignore[union-attr]  # seen
+            sizes = call.output_sizes if seen else x.shape[2:]  # type: ignore[union-attr]  # seen
+            operands.append(C.Operand(geometry, weight, call.y if call is not None else None, sizes))
+            if bias is not None:
+                biases.append(bias.detach().to(C.accumulation_dtype(x.dtype)))
+        if not torch.compiler.is_compiling() and self._has_bias != bool(biases):
+            if self._has_bias is not None:  # means with and without it do not go together
+                self.forget()
+            self._has_bias = bool(biases)
+        return operands, C.total(biases) if biases else None
+
+    def can_remember(self, calls: Calls) -> bool:
+        """Tell whether the operators that are trained let their input be seen, and notice when they begin to."""
+        if self.storage is None:
+            return True
+        if not self._is_blind and len(calls) == 1 and calls[0] is not None and calls[0].is_seen:
+            return True
+        present = [call for call in calls if call is not None]
+        if any(call.is_trained and not call.is_seen for call in present):
+            return False
+        blind = not present or not all(call.is_seen for call in present)
+        if self._is_blind and not blind:  # steps of a frozen weight, which do not tell how they follow it
+            self.forget()
+        self._is_blind = blind
+        return True
+
+    @torch.no_grad()
+    def past(self) -> PastMoments:
+        """Return the remembered moments as they were and at the present weights, the latest step first."""
+        history = self.history
+        kept, _ = reference.recall(history.past(), 1.0, history["mean"].dtype)
+        mean, var = kept["mean"], kept["var"]
+        order = (int(history.num_steps) - 1 - torch.arange(len(mean))) % max(len(mean), 1)
+        compensated = mean, var
+        weights = [operator.weight() for operator in self.operators]
+        if self.storage is not None and all(weight is not None for weight in weights):
+            pairs = zip(weights, self.operators, strict=True)
+            rows = [C.flatten_weight(w, o.geometry).to(mean.dtype) for w, o in pairs if w is not None]
+            compensated = C.compensate(mean, var, self.storage.look_back(kept, rows).terms)
+        return PastMoments(mean[order], var[order], compensated[0][order], compensated[1][order])
+
+
+class WeightUnknown(Exception):  # noqa: N818  # not an error: the norm is plain for that step
+    """The weight of an operator is computed from others, and cannot be seen."""
+
+
+def _complete(call: Call, operator: Operator) -> None:
+    """Let a hook on the module tell what the graph does not show."""
+    if not isinstance(call, NodeCall) or operator.producer is None:
+        return
+    operator.producer.copies = call.is_freed
+    if not call.is_seen:
+        # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
+        held = operator.producer.recall()
+        if held is not None and held.output_sizes == call.output_sizes:
+            call.see(held)

@@ -1,0 +1,105 @@
+"""The operations that carry the time of a training step, each with one schema and an implementation for each device.
+
+| operation | does |
+|---|---|
+| `moments` | mean and variance of a batch |
+| `step` | pools them with the remembered ones at today's weights, and makes what is to be remembered |
+| `step_backward` | the gradients of the normalization |
+| `weight_gradient` | what today's weights have of them by way of the remembered steps |
+
+`reference.py` does all of it with torch's operators, on any device. An implementation for a device is a file with
+functions of the same names and arguments that return None where the case is not theirs; it has a line in `DEVICES`.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crossbn import functional as C  # the library's F
+from crossbn.ops import cpu, library, reference
+from crossbn.ops.types import NormTensors, NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
+
+DEVICES: dict[str, ModuleType] = {"cpu": cpu}
+"""Implementations by the type of device."""
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of `x` [N, C, ...] per channel, in at least float32; differentiable."""
+    device = DEVICES.get(x.device.type)
+    found: tuple[Tensor, Tensor] | None = None if device is None else device.moments(x)
+    return C.batch_moments(x) if found is None else found
+
+
+def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: C.Settings) -> Outcome:
+    """Do a training step of a segment; see `reference.step`."""
+    device = DEVICES.get(inputs.x.device.type)
+    found: Outcome | None = None
+    if inputs.moments is None:
+        if device is not None and inputs.norm is not None:
+            found = device.step(inputs, past, storage, settings)
+            device = None
+        if found is None:
+            mean, var = moments(inputs.x)
+            inputs = inputs._replace(moments=(mean, var), finite=C.all_finite(var), norm=None)
+    if found is None and device is not None:
+        found = device.step(inputs, past, storage, settings)
+    return reference.step(inputs, past, storage, settings) if found is None else found
+
+
+def step_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    share: Tensor,
+    gamma: Tensor,
+    eps: float,
+    count: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> C.Gradients:
+    """Return the gradients of the normalization; see `functional.gradients`."""
+    device = None if group is not None else DEVICES.get(x.device.type)
+    found: C.Gradients | None = None if device is None else device.step_backward(grad, x, mean, var, share, gamma, eps)
+    return C.gradients(grad, x, mean, var, share, gamma, eps, count, group) if found is None else found
+
+
+def weight_gradient(jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
+    """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
+    device = DEVICES.get(grad_mean.device.type)
+    found: Tensor | None = None if device is None else device.weight_gradient(jacobian, grad_mean, grad_var)
+    return jacobian.weight_gradient(grad_mean, grad_var) if found is None else found
+
+
+def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag = True) -> None:
+    """Let running mean and variance be `mean` and `var`, and count a step, if they are finite and so is all else."""
+    device = DEVICES.get(mean.device.type)
+    if finite is True and device is not None and device.take_over(mean, var, running):
+        return
+    finite = finite & C.all_finite(mean + var)
+    if finite is False:
+        return
+    for before, after in zip(running, (mean, var), strict=False):
+        before.copy_(torch.where(finite, after, before) if isinstance(finite, Tensor) else after)
+    running[2].add_(finite)
+
+
+__all__ = [
+    "DEVICES",
+    "NormTensors",
+    "NotTheOperatorsOutput",
+    "Outcome",
+    "Past",
+    "Statistics",
+    "StepInputs",
+    "library",
+    "moments",
+    "reference",
+    "step",
+    "step_backward",
+    "take_over",
+    "weight_gradient",
+]

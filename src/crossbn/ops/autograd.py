@@ -1,0 +1,176 @@
+"""Normalization as a step of autograd: a function of the input, gamma, beta, and the operators' weights and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crossbn import functional as C  # the library's F
+from crossbn import ops
+from crossbn.torch_internals import is_freed, is_wrapped
+
+
+class Run(NamedTuple):
+    """Channels `start` to `stop`, whose pooled statistics follow operators."""
+
+    start: int
+    stop: int
+    geometries: tuple[C.Geometry, ...]
+    dependence: C.Dependence
+
+
+class Context(NamedTuple):
+    """What a normalization is told beside the tensors that gradients go to."""
+
+    share: Tensor
+    """[C] or [1]: the weight of the input's own batch in the statistics."""
+    eps: float
+    label: str = "normalize"
+    group: dist.ProcessGroup | None = None
+    """The processes whose batches form today's batch together; None for this one alone."""
+    positions: Tensor | None = None
+    """Their positions together; with `group` only."""
+    output: Tensor | None = None
+    """The output, if it is known."""
+    runs: tuple[Run, ...] = ()
+
+
+def normalize(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    context: Context,
+    operands: Sequence[Tensor | None] = (),
+) -> Tensor:
+    """Normalize `x` [N, C, ...] with pooled statistics.
+
+    The gradients of `mean` and `var` [C] are a and v of the table in `functional/normalize.py`; the part of them that is `x`'s
+    own is already in the gradient of `x`.
+
+    Args:
+        x: input.
+        mean: pooled mean.
+        var: pooled biased variance.
+        gamma: scale; None for 1.
+        beta: offset; None for 0.
+        context: the rest.
+        operands: weight and bias of each operator of each run, in turn; None for what gets no gradient.
+
+    Raises:
+        ValueError: if a vector does not have the size of the channels.
+    """
+    for name, vector in {"mean": mean, "var": var, "gamma": gamma, "beta": beta, "share": context.share}.items():
+        if vector is not None and vector.shape != x.shape[1:2] and not (name == "share" and vector.shape == (1,)):
+            raise ValueError(f"{name} must have the shape {tuple(x.shape[1:2])}, got {tuple(vector.shape)}")
+    # Native kernels mix a low-precision input with float32 parameters and statistics, but not those two. With a
+    # channels-last input they take every vector for a dense one.
+    mean, var = mean.contiguous(), var.contiguous()
+    gamma = torch.ones_like(mean) if gamma is None else _dense(gamma, mean.dtype)
+    beta = None if beta is None else _dense(beta, mean.dtype)
+    # `context` is a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
+    y: Tensor = _Normalize.apply(x, mean, var, gamma, beta, context, *operands)
+    return y
+
+
+def _dense(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # `to` takes its time to do nothing.
+    return values.contiguous() if values.dtype == dtype else values.to(dtype, memory_format=torch.contiguous_format)
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        gamma: Tensor,
+        beta: Tensor | None,
+        context: Context,
+        *operands: Tensor | None,
+    ) -> Tensor:
+        kept = [run.dependence.tensors() for run in context.runs]
+        flat = [tensor for of_run in kept for tensor in of_run]
+        ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *flat)
+        ctx.runs = [
+            (run._replace(dependence=run.dependence.bare()), len(of_run))
+            for run, of_run in zip(context.runs, kept, strict=True)
+        ]
+        ctx.operands = operands  # not saved: their values are not needed, and may change
+        ctx.eps, ctx.group, ctx.label = context.eps, context.group, context.label
+        if context.output is not None:
+            return context.output
+        return C.normalized(x, mean, var, gamma, beta, context.eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        compiling = torch.compiler.is_compiling()
+        if not compiling and is_wrapped(grad):
+            raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
+        x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
+        runs, start = [], 0
+        for run, amount in ctx.runs:
+            runs.append(run._replace(dependence=run.dependence.restored(kept[start : start + amount])))
+            start += amount
+        if torch.is_grad_enabled() and not compiling:
+            return _differentiable(ctx, grad, (x, mean, var, gamma), share, runs)
+        found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, count, ctx.group)
+        own = found.x, found.mean, found.var, found.gamma, found.beta
+        needed = ctx.needs_input_grad
+        of_operands = _of_operands(runs, ctx.operands, needed[6:], found.mean, found.var)
+        return *(each if wanted else None for each, wanted in zip(own, needed, strict=False)), None, *of_operands
+
+
+def _of_operands(
+    runs: Sequence[Run], operands: Sequence[Tensor | None], needed: Sequence[bool], a: Tensor, v: Tensor
+) -> Iterator[Tensor | None]:
+    """Yield the gradients of each operator's weight and bias."""
+    i = 0
+    for start, stop, geometries, dependence in runs:
+        grad_mean, grad_var = a[start:stop], v[start:stop]
+        for geometry, jacobian in zip(geometries, dependence.jacobians, strict=True):
+            weight, bias = operands[i : i + 2]
+            of_weight = of_bias = None
+            if weight is not None and needed[i]:
+                rows = ops.weight_gradient(jacobian, grad_mean, grad_var)
+                # A matrix may stand for a kernel of one tap.
+                of_weight = C.unflatten_weight(rows, geometry).reshape(weight.shape).to(weight.dtype)
+            if bias is not None and needed[i + 1] and dependence.of_bias is not None:
+                of_bias = dependence.bias_gradient(grad_mean, grad_var).to(bias.dtype)
+            yield of_weight
+            yield of_bias
+            i += 2
+
+
+def _differentiable(
+    ctx: Any, grad: Tensor, arguments: tuple[Tensor, Tensor, Tensor, Tensor], share: Tensor, runs: Sequence[Run]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients with a graph: by autograd, of the step written out."""
+    if ctx.group is not None:
+        raise RuntimeError(f"no double backward through {ctx.label}: its statistics are joined over processes")
+    if any(operand is not None and is_freed(operand) for operand in ctx.operands):
+        raise RuntimeError(f"{ctx.label}: no double backward where its operator's weight is not kept")
+    # Gradients are wanted with respect to the step's own arguments, of which some are made of others: through views,
+    # which nothing else is made of.
+    x, mean, var, gamma = (each.view_as(each) for each in arguments)
+    operands = [None if each is None else each.view_as(each) for each in ctx.operands]
+    shift, growth, i = torch.zeros_like(mean), torch.zeros_like(var), 0
+    for start, stop, geometries, dependence in runs:
+        weights, biases = operands[i : i + 2 * len(geometries) : 2], operands[i + 1 : i + 2 * len(geometries) : 2]
+        i += 2 * len(geometries)
+        channels = torch.arange(start, stop, device=x.device)
+        of_mean, of_var = dependence.changes(geometries, weights, biases)
+        shift, growth = shift.index_add(0, channels, of_mean), growth.index_add(0, channels, of_var)
+    y = C.differentiable_output(x, mean, var, gamma, share, ctx.eps, shift, growth)
+    asked = [x, mean, var, gamma, *operands]
+    wanted = [each for each in asked if each is not None and each.requires_grad]
+    got = iter(torch.autograd.grad(y, wanted, grad.to(y.dtype), create_graph=True, allow_unused=True))
+    found = [next(got) if each is not None and each.requires_grad else None for each in asked]
+    of_beta = grad.to(y.dtype).sum([0, *range(2, x.ndim)])
+    return *found[:4], of_beta if ctx.needs_input_grad[4] else None, None, *found[4:]

@@ -1,0 +1,213 @@
+"""A training step of a segment as one operator of torch, `crossbn::step`, which torch.compile does not look into.
+
+What the step needs of settings and operators travels as numbers, so that a graph that was compiled in one process means
+the same in another. The history is written in place. Results have one size, that of a full window: where steps are
+missing they are 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crossbn import functional as C  # the library's F
+from crossbn import ops
+from crossbn.functional import Settings
+from crossbn.messages import say
+from crossbn.ops.ring import write_
+from crossbn.ops.types import NotTheOperatorsOutput, Past, Statistics, StepInputs
+from crossbn.torch_internals import process_group_called
+
+_BACKWARD, _INVALID, _TYPES = ("through", "detached"), ("max", "drop"), (None, torch.bfloat16)
+
+torch.library.define(
+    "crossbn::step",
+    "(Tensor x, Tensor?[] inputs, Tensor[] weights, Tensor? bias, Tensor(a!)[] rings, Tensor(b!) num_steps, "
+    "Tensor burnt, int[] numbers, float decay, str group, bool is_complete, bool remember) -> Tensor[]",
+)
+
+
+def step(
+    x: Tensor,
+    operands: Sequence[C.Operand],
+    bias: Tensor | None,
+    past: Past,
+    burnt: Tensor,
+    settings: Settings,
+    is_complete: bool,
+    remember: bool,
+) -> Statistics:
+    """Do a step and remember it; `burnt` says how much of burn-in is over."""
+    numbers = _numbers(settings, [operand.geometry for operand in operands])
+    group = settings.process_group.group_name if settings.process_group is not None else ""
+    found = torch.ops.crossbn.step(
+        x,
+        [operand.y for operand in operands],
+        [operand.weight.detach() for operand in operands],
+        bias,
+        list(past.rings.values()),
+        past.num_steps,
+        burnt,
+        numbers,
+        settings.decay,
+        group,
+        is_complete,
+        remember,
+    )
+    return _statistics(iter(found), settings, len(operands), past, bias is not None)
+
+
+def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
+    numbers = [settings.window, settings.burn_in, settings.order]
+    numbers += [-1 if settings.positions is None else settings.positions]
+    numbers += [_BACKWARD.index(settings.backward), _INVALID.index(settings.invalid), int(settings.sync)]
+    numbers += [_TYPES.index(settings.history_dtype)]
+    for geometry in geometries:
+        numbers += geometry.numbers()
+    return numbers
+
+
+@functools.lru_cache(4096)
+def _meaning(numbers: tuple[int, ...], decay: float) -> tuple[Settings, tuple[C.Geometry, ...], C.Storage | None]:
+    """Return settings, geometries and storage from what `_numbers` made of them."""
+    window, burn_in, order, positions, backward, invalid, sync, narrow = numbers[:8]
+    settings = Settings(
+        window=window,
+        burn_in=burn_in,
+        order=order,
+        positions=None if positions < 0 else positions,
+        backward=_BACKWARD[backward],
+        invalid=_INVALID[invalid],
+        sync=bool(sync),
+        history_dtype=_TYPES[narrow],
+        decay=decay,
+    )
+    rest, geometries = list(numbers[8:]), []
+    while rest:
+        left = iter(rest)
+        geometries.append(C.Geometry.from_numbers(left))
+        rest = list(left)
+    return settings, tuple(geometries), C.make_storage(geometries, settings)
+
+
+@functools.lru_cache(1024)
+def _scratch(*_: Any) -> list[Any]:
+    """Return what implementations keep between steps of one operator at one size."""
+    return []
+
+
+def _rings(storage: C.Storage | None, channels: int, rings: Sequence[Tensor]) -> dict[str, Tensor]:
+    names = ("mean", "var", "count", *(() if storage is None else storage.shapes(channels)))
+    return dict(zip(names, rings, strict=True))
+
+
+def _run(
+    x: Tensor,
+    inputs: list[Tensor | None],
+    weights: list[Tensor],
+    bias: Tensor | None,
+    rings: list[Tensor],
+    num_steps: Tensor,
+    burnt: Tensor,
+    numbers: list[int],
+    decay: float,
+    group: str,
+    is_complete: bool,
+    remember: bool,
+) -> list[Tensor]:
+    settings, geometries, storage = _meaning(tuple(numbers), decay)
+    if group:
+        settings = replace(settings, process_group=process_group_called(group))
+    scratch = _scratch(tuple(numbers), decay, x.shape, x.dtype)
+    past = Past(_rings(storage, x.shape[1], rings), num_steps, num_steps.is_cpu, scratch)
+    operands = [
+        C.Operand(geometry, weight, y, x.shape[2:])
+        for geometry, weight, y in zip(geometries, weights, inputs, strict=True)
+    ]
+    pooling = int(burnt) >= settings.burn_in
+    today = StepInputs(x, None, True, operands, bias, is_complete, pooling, remember, None)
+    try:
+        outcome = ops.step(today, past, storage, settings)
+    except NotTheOperatorsOutput:
+        say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
+        outcome = ops.step(today._replace(operands=(), pooling=False, remember=False), past, storage, settings)
+    results = _results(outcome.statistics, x, storage, past, settings, bias is not None)
+    if outcome.row is not None:
+        write_(past.rings, num_steps, outcome.row, outcome.accept)
+    return results
+
+
+def _run_fake(
+    x: Tensor, inputs: list[Any], weights: list[Tensor], bias: Tensor | None, rings: list[Tensor], *rest: Any
+) -> list[Tensor]:
+    settings, _, storage = _meaning(tuple(rest[2]), rest[3])
+    past = Past(_rings(storage, x.shape[1], rings), rest[0], False, [])
+    empty = x.new_empty(x.shape[1], dtype=C.accumulation_dtype(x.dtype))
+    statistics = Statistics(empty, empty, empty, 1.0, True, 1, True, None)
+    return _results(statistics, x, storage, past, settings, bias is not None)
+
+
+def _results(
+    found: Statistics, x: Tensor, storage: C.Storage | None, past: Past, settings: Settings, has_bias: bool
+) -> list[Tensor]:
+    """Return the statistics as tensors of sizes that do not depend on how many steps are remembered."""
+    channels, slots, mean = len(found.mean), past.slots, found.mean
+    wide = channels if settings.invalid == "drop" else 1
+    results = [mean.clone(), found.var.clone(), found.share[:wide].expand(wide).clone()]
+    results += [
+        torch.as_tensor(each, dtype=mean.dtype, device=x.device).expand(channels).clone()
+        for each in (found.bessel, found.has_variance)
+    ]
+    results += [
+        torch.as_tensor(each, dtype=mean.dtype, device=x.device).clone() for each in (found.positions, found.finite)
+    ]
+    if storage is None or slots == 0 or settings.backward == "detached":
+        return results
+    width = past.rings["products"].shape[1] if "products" in past.rings else 1
+    shapes: list[tuple[int, ...]] = [(slots, channels)]
+    tensors: list[Tensor | None] = [None] * (1 + 2 * has_bias + 1 + 3 * len(storage.geometries))
+    if has_bias:
+        shapes += [(channels,)] * 2
+    shapes += [(slots, wide)]
+    is_gradient = isinstance(storage, C.GradientStorage)
+    for geometry in storage.geometries:
+        shapes += [(slots, width, geometry.groups, geometry.patch_size), (slots, width, channels)]
+        shapes += [(channels, geometry.patch_size) if is_gradient else (0,)]
+    if (dependence := found.dependence) is not None:
+        tensors = [dependence.dvar_dvar, *(dependence.of_bias or ()), dependence.jacobians[0].mean_coefficient]
+        tensors += [each for rows, _, of_var, rest in dependence.jacobians for each in (rows, of_var, rest)]
+    return results + [_filled(tensor, shape, mean) for tensor, shape in zip(tensors, shapes, strict=True)]
+
+
+def _filled(tensor: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return a copy of `tensor`, with 0 for the steps that it lacks."""
+    whole = like.new_zeros(shape)
+    if tensor is not None:
+        whole[: len(tensor)] = tensor
+    return whole
+
+
+def _statistics(found: Iterator[Tensor], settings: Settings, operators: int, past: Past, has_bias: bool) -> Statistics:
+    """Return what `_results` took apart."""
+    mean, var, share, bessel, has_variance, positions, finite, *rest = found
+    dependence = None
+    if rest:
+        tensors = iter(rest)
+        dvar_dvar = next(tensors)
+        of_bias = (next(tensors), next(tensors)) if has_bias else None
+        weight = next(tensors)
+        jacobians = []
+        for _ in range(operators):
+            rows, of_var, of_rest = next(tensors), next(tensors), next(tensors)
+            jacobians.append(C.Jacobian(rows, weight, of_var, of_rest if of_rest.ndim == 2 else None))
+        dependence = C.Dependence(tuple(jacobians), dvar_dvar, of_bias, settings.order == 2, not settings.sync)
+    return Statistics(mean, var, share, bessel, has_variance != 0, positions, finite != 0, dependence)
+
+
+torch.library.impl("crossbn::step", "CompositeExplicitAutograd", _run)
+torch.library.register_fake("crossbn::step", _run_fake)
