@@ -1,5 +1,3 @@
-import pytest
-
 from crossbn.experiments.cells import BURN_IN, cbn, exact, plain, varied
 
 
@@ -32,8 +30,3 @@ def test_a_variant_is_the_same_training_otherwise() -> None:
     cell = varied(cbn(2, 16), "growing from 2")
     assert cell.name == "CBN, batch 2, window 16, growing from 2"
     assert (cell.norm, cell.window, cell.options, cell.burn_in) == ("cbn", 16, {}, BURN_IN)
-
-
-def test_a_network_is_wrapped_once() -> None:
-    with pytest.raises(ValueError, match="exact, own gradient, batch 2, window 8: the network is wrapped already"):
-        varied(exact(2, "own"), "recalibrated")

@@ -9,11 +9,9 @@ from torch import nn
 
 from crossbn import datasets
 from crossbn.analysis.bound import ExactWindow
-from crossbn.analysis.variants import VARIANTS, Growing, Recalibrated, Span, VotingHistory
-from crossbn.convert import convert_, cross_iteration_norms
 from crossbn.datasets import DataError
 from crossbn.experiments import classification
-from crossbn.experiments.cells import Cell, cbn, exact, plain, varied
+from crossbn.experiments.cells import Cell, cbn, exact, plain
 from crossbn.experiments.classification import check, describe, make_tasks, recipe_of, scale_of, settings_of, work
 from crossbn.experiments.classification_estimates import estimate_seconds
 from crossbn.experiments.experiment import Scale, UnavailableError
@@ -86,26 +84,6 @@ def test_exact_statistics_know_how_many_images_there_are_at_full_scale() -> None
     assert wrapped.burn_in == 25 * (1_281_167 // 4)
 
 
-def test_a_variant_knows_how_long_the_training_is() -> None:
-    recipe = recipe_of(task_of(varied(cbn(2), "growing from 2")))
-    assert recipe == recipe_of(task_of(cbn(2)))
-    assert recipe.wrap is not None
-    network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    convert_(network, window=8)
-    assert recipe.wrap(network, recipe) is network
-    history = cross_iteration_norms(network)["1"].sources[0].history
-    assert isinstance(history, VotingHistory)
-    assert history.votes == Growing(2, Span(steps=6000, burn_in=1500))
-
-
-def test_a_variant_may_wrap_a_plain_network() -> None:
-    task = task_of(varied(plain("bn", 2), "recalibrated"))
-    assert {**settings_of(plain("bn", 2), Scale.SMALL), "variant": "recalibrated"} == task.settings
-    recipe = recipe_of(task)
-    assert recipe.wrap is not None
-    assert isinstance(recipe.wrap(nn.Linear(2, 3), recipe), Recalibrated)
-
-
 class Head(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -143,9 +121,7 @@ def test_work_trains_the_recipe_and_returns_its_curve(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cell", [cbn(4), exact(4, "own"), *(varied(cbn(4), each) for each in VARIANTS)], ids=lambda cell: cell.name
-)
+@pytest.mark.parametrize("cell", [cbn(4), exact(4, "own")], ids=lambda cell: cell.name)
 def test_a_real_run_that_is_interrupted_goes_on_bit_for_bit(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

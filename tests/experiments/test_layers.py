@@ -7,12 +7,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from crossbn.convert import convert_, cross_iteration_norms
+from crossbn.convert import cross_iteration_norms
 from crossbn.datasets import DATASETS, FOLDER_VARIABLE
 from crossbn.experiments import layers
 from crossbn.experiments.experiment import Scale, UnavailableError
 from crossbn.experiments.pictures import CLASSES
 from crossbn.experiments.tasks import News, Result, Task
+from crossbn.experiments.two_layer import TwoLayerSegment
 
 NAMES = ["BN", "CBN, no compensation", "CBN, one layer", "CBN, two layers"]
 
@@ -56,8 +57,9 @@ def test_rows_are_norms_with_the_seeds_pooled() -> None:
 
 
 def test_two_layers_reach_every_norm_of_the_chain_but_the_first() -> None:
-    report = convert_(layers.chain(10), window=2, layers=2)
-    assert ["two layers" in record.reason for record in report.compensated] == [False, True, True, True]
+    two = layers.configs(Scale.SMALL)[3]
+    norms = cross_iteration_norms(layers.build_model(two.settings)).values()
+    assert [isinstance(norm.segments[0], TwoLayerSegment) for norm in norms] == [False, True, True, True]
 
 
 def test_equal_seeds_give_equal_weights_and_the_norm_asked_for() -> None:
@@ -69,9 +71,7 @@ def test_equal_seeds_give_equal_weights_and_the_norm_asked_for() -> None:
     assert all(torch.equal(each, weights[0]) for each in weights)
     assert not cross_iteration_norms(models[0])
     settings = [{norm.settings for norm in cross_iteration_norms(model).values()} for model in models[1:]]
-    assert [[(each.window, each.order, each.layers) for each in found] for found in settings] == [
-        *([(8, 0, 1)], [(8, 1, 1)], [(8, 1, 2)])
-    ]
+    assert [[(each.window, each.order) for each in found] for found in settings] == [[(8, 0)], [(8, 1)], [(8, 1)]]
 
 
 def test_a_real_run_of_each_norm() -> None:

@@ -55,7 +55,7 @@ def find_runs(model: nn.Module, layers: Collection[str] | None = None) -> list[R
         raise ValueError("the model has no cross-iteration norm to look at, see crossbn.convert_")
     if unknown := [name for name in layers or () if name not in norms]:
         raise ValueError(f"the model has no cross-iteration norm {unknown[0]!r}, it has {', '.join(norms)}")
-    runs: dict[Source, Run] = {}
+    runs: dict[Segment, Run] = {}
     for name, norm in norms.items():
         if layers is None or name in layers:
             start = 0

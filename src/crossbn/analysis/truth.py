@@ -25,7 +25,7 @@ def same_layer_moments(run: Run, operator: nn.Module, inputs: Sequence[Tensor]) 
     for y in inputs:
         # Not the module's call, whose hooks would take it for a step; in full precision, as far as the weights have it.
         with torch.autocast(y.device.type, enabled=False):
-            x = operator.forward(y.to(run.source.producers[0].weight.dtype))
+            x = operator.forward(y.to(run.segment.producers[0].weight.dtype))
         found.append(_moments(x, run))
     return _stack(found)
 

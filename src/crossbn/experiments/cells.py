@@ -30,7 +30,7 @@ class Cell:
         gradient: of `analysis.bound.ExactWindow`, for statistics that are exact instead of remembered.
         changes: settings other than those of the scale, such as the network.
         prefix: what the changes are called.
-        variant: a key of `analysis.variants.VARIANTS`.
+        variant: what was changed in the norm or the network, see `improvements`.
     """
 
     norm: str
@@ -111,15 +111,10 @@ def exact(batch_size: int, gradient: str, window: int | None = None) -> Cell:
 
 
 def varied(cell: Cell, variant: str) -> Cell:
-    """Return the cell of the same training with one of `analysis.variants.VARIANTS`.
-
-    Raises:
-        ValueError: for a cell whose network is changed in another way already.
+    """Return the cell of the same training with a change in the norm or the network.
 
     Example:
         >>> varied(plain("bn", 2), "recalibrated").name
         'BN, batch 2, recalibrated'
     """
-    if cell.gradient is not None or "head" in cell.changes:
-        raise ValueError(f"{cell.name}: the network is wrapped already, {variant!r} cannot be added")
     return replace(cell, variant=variant)

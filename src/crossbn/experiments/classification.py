@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from crossbn.analysis.bound import ExactWindow
-from crossbn.analysis.variants import VARIANTS, Span
 from crossbn.experiments.cells import CROSS_ITERATION, Cell
 from crossbn.experiments.experiment import Scale, UnavailableError
 from crossbn.experiments.tasks import News, Result, Task, Values
@@ -93,30 +92,20 @@ def recipe_of(task: Task) -> "Recipe":
     from crossbn.recipes.classification import Recipe
 
     settings: dict[str, Any] = dict(task.settings)
-    head, gradient, variant = settings.pop("head"), settings.pop("gradient"), settings.pop("variant", None)
+    head, gradient = settings.pop("head"), settings.pop("gradient")
     if settings["norm"] not in CROSS_ITERATION:
         settings["window"] = None
     wrap: Callable[[nn.Module, Recipe], nn.Module] | None = None
     if gradient is not None:
         wrap = partial(_revisit, gradient=gradient, window=task.settings["window"])
-    elif variant is not None:
-        wrap = partial(_vary, variant=variant)
     elif head == "pooled":
         wrap = pool_head
     return Recipe(**settings, seed=task.seed, wrap=wrap)
 
 
 def _revisit(network: nn.Module, recipe: "Recipe", gradient: str, window: int) -> nn.Module:
-    return ExactWindow(network, window, gradient=gradient, burn_in=_span_of(recipe).burn_in)
-
-
-def _vary(network: nn.Module, recipe: "Recipe", variant: str) -> nn.Module:
-    return VARIANTS[variant](network, _span_of(recipe))
-
-
-def _span_of(recipe: "Recipe") -> Span:
     steps_per_epoch = count_images(recipe.data, recipe.train_images) // recipe.batch_size
-    return Span(steps_per_epoch * recipe.epochs, round(recipe.burn_in_epochs * steps_per_epoch))
+    return ExactWindow(network, window, gradient=gradient, burn_in=round(recipe.burn_in_epochs * steps_per_epoch))
 
 
 def pool_head(network: nn.Module, _: "Recipe | None" = None) -> nn.Module:

@@ -1,7 +1,7 @@
 """Compensation over more than one layer: the paper's ablation.
 
-CBN follows the weights right before a norm. `layers=2` follows those before the previous norm as well: if the gradients
-towards them are as small as the appendix has it, that changes little and costs much.
+CBN follows the weights right before a norm. With two layers it follows those before the previous norm as well: if the
+gradients towards them are as small as the appendix has it, that changes little and costs much.
 """
 
 import time
@@ -27,6 +27,7 @@ from crossbn.experiments.gradient_training import build_network
 from crossbn.experiments.pictures import CLASSES, IMAGENET_IMAGES, Batch, batches, check_pictures
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import News, Result, Task, Values, by_name
+from crossbn.experiments.two_layer import extend_
 from crossbn.schedules import window_for
 
 TITLE = "Compensation over more than one layer: none, one and two"
@@ -42,7 +43,7 @@ NORMS: dict[str, dict[str, int] | None] = {
     "CBN, one layer": {"order": 1, "layers": 1},
     "CBN, two layers": {"order": 1, "layers": 2},
 }
-"""Options of `convert_`, by the name of the run."""
+"""The order of the compensation and the layers that it follows, by the name of the run."""
 WIDTHS = (16, 16, 32, 64)
 _EPOCHS = {Scale.SMALL: 4, Scale.FULL: 90}
 # What torch takes to start a norm's operations in a step, and those of one gradient of one channel.
@@ -95,7 +96,9 @@ def build_model(settings: Any, device: str = "cpu") -> nn.Module:
     model = _build_plain(settings).to(device)
     if settings["norm"] is not None:
         # All positions: no sampling beside what is compared.
-        convert_(model, window=settings["window"], positions=None, **settings["norm"])
+        convert_(model, window=settings["window"], positions=None, order=settings["norm"]["order"])
+        if settings["norm"]["layers"] == 2:
+            extend_(model)
     return model
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import nn as cnn
+from crossbn.experiments.two_layer import extend_
 from tests.nn.test_oracle import functional_form
 from tests.reference.cross_iteration import ReferenceNorm
 from tests.reference.two_layers import DeepReferenceNorm, Parameters, TwoLayers
@@ -49,7 +50,7 @@ NETWORKS: dict[str, Case] = {
 }
 
 
-def network(case: str, **options: Any) -> nn.Sequential:
+def network(case: str, layers: int = 2, **options: Any) -> nn.Sequential:
     """Operator, norm, something between, operator, norm, converted; parameters unlike the initial ones."""
     first, between, second, shape = NETWORKS[case]
     torch.manual_seed(1)
@@ -61,7 +62,9 @@ def network(case: str, **options: Any) -> nn.Sequential:
         for place in (1, 4):
             model.get_parameter(f"{place}.weight").uniform_(0.5, 1.5)
             model.get_parameter(f"{place}.bias").uniform_(-0.5, 0.5)
-    crossbn.convert_(model, **{"window": 3, "positions": None, "layers": 2, **options})
+    crossbn.convert_(model, **{"window": 3, "positions": None, **options})
+    if layers == 2:
+        assert extend_(model)["4"] == "two layers: 0 before 1, too"
     return model
 
 
@@ -140,9 +143,9 @@ def test_modes_with_invalid_entries(backward: str, invalid: str) -> None:
     check("conv, relu", 0.7, backward=backward, invalid=invalid)
 
 
-def test_samples_instead_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = crossbn.functional.Plan("samples", None)
-    monkeypatch.setattr(crossbn.functional, "choose_plan", lambda *_: plan)
+def test_a_previous_norm_that_keeps_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = crossbn.functional.Plan("patches", None)
+    monkeypatch.setattr(crossbn.functional.storage, "choose_plan", lambda *_: plan)
     check("padding, stride, biases")
 
 
@@ -158,7 +161,7 @@ def error_of(layers: int, step: float) -> float:
             weight.add_(torch.randn_like(weight), alpha=step)
         z = F.batch_norm(model[0](y), None, None, model[1].weight, model[1].bias, True)  # type: ignore[arg-type]
         x = F.conv2d(model[2](z), model[3].weight, None, (1, 2), (2, 1))  # type: ignore[arg-type]
-    past = norm_of(model).sources[0].past()
+    past = norm_of(model).segments[0].past()
     var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     return float((past.compensated_mean[0] - mean).norm() + (past.compensated_var[0] - var).norm())
 
@@ -181,7 +184,7 @@ def test_unchanged_weights_are_exact() -> None:
     for size in (3, 2, 4, 3):
         y = batch(case, size)
         assert torch.equal(two(y), one(y))
-    past = norm_of(two).sources[0].past()
+    past = norm_of(two).segments[0].past()
     torch.testing.assert_close(past.compensated_mean, past.mean, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(past.compensated_var, past.var, rtol=1e-12, atol=1e-14)
 
@@ -224,12 +227,12 @@ def test_three_norms() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh())]
     model = nn.Sequential(*layers).double()
-    report = crossbn.convert_(model, window=3, layers=2)
-    assert [record.reason for record in report.records] == [
-        "direct; one layer: 0 reads input of the model, no norm before it",
-        "direct; two layers: 0 before 1, too",
-        "direct; two layers: 3 before 4, too",
-    ]
+    crossbn.convert_(model, window=3)
+    assert extend_(model) == {
+        "1": "one layer: 0 reads input of the model, no norm before it",
+        "4": "two layers: 0 before 1, too",
+        "7": "two layers: 3 before 4, too",
+    }
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     y, losses = torch.randn(6, 4).double(), []
     for _ in range(30):
@@ -239,23 +242,3 @@ def test_three_norms() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
-
-
-def test_built_by_hand() -> None:
-    case = "conv, relu"
-    converted = network(case)
-    built = copy.deepcopy(converted)
-    crossbn.revert_(built)
-    norms = [cnn.CrossIterBatchNorm2d(width, window=3, positions=None, layers=2).double() for width in (3, 4)]
-    for place, norm in zip((1, 4), norms, strict=True):
-        norm.load_state_dict(built[place].state_dict())
-        built[place] = norm
-    norms[0].attach_(built[0])
-    norms[1].attach_(built[3], earlier=built[0])
-    torch.manual_seed(2)
-    for size in (3, 2, 4):
-        y, seed = batch(case, size), torch.seed()
-        assert_near(built(y), converted(y))
-        for model in (built, converted):
-            torch.manual_seed(seed)
-            move_(model, 0.05)

@@ -5,10 +5,11 @@ import io
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import crossbn
-from tests.nn.test_layers import assert_near, batch, move_, network, norm_of
+from crossbn.experiments.two_layer import extend_
+from tests.experiments.test_two_layer import assert_near, batch, move_, network, norm_of
 
 
 def test_resume() -> None:
@@ -22,7 +23,7 @@ def test_resume() -> None:
     torch.save({"model": model.state_dict(), "history": crossbn.history_state(model)}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    assert saved["history"]["4/0/earlier.mean_grad"].shape == (2, 4, 3 * 2 * 9)
+    assert saved["history"]["4/0/1.mean_grad"].shape == (2, 4, 3 * 2 * 9)
     other = network(case)
     other.load_state_dict(saved["model"])
     crossbn.load_history_state(other, saved["history"])
@@ -33,9 +34,7 @@ def test_resume() -> None:
         assert torch.equal(other(y), out)
         assert torch.equal(copied(y), out)
     before = crossbn.history_state(shallow := network(case, layers=1))
-    with pytest.raises(
-        ValueError, match=r"1/0: it was saved with other settings: \[1, 1, 0, 2, 0\] for \[1, 1, 0, 1, 0\]"
-    ):
+    with pytest.raises(ValueError, match=r"4/0: the saved history and this one do not share 1\.mean_grad, 1\.var_grad"):
         crossbn.load_history_state(shallow, saved["history"])
     torch.testing.assert_close(crossbn.history_state(shallow), before, rtol=0, atol=0)
 
@@ -44,7 +43,7 @@ def test_replaced_weights_are_forgotten() -> None:
     case = "conv, relu"
 
     def remembered(model: nn.Sequential) -> int:
-        return int(norm_of(model).sources[0].history.num_steps)
+        return int(norm_of(model).segments[0].history.num_steps)
 
     model = network(case)
     model(batch(case, 3))
@@ -65,16 +64,21 @@ def test_converting_again() -> None:
     case = "conv, relu"
     model = network(case)
     model(batch(case, 3))
-    crossbn.convert_(model, window=3, positions=None, layers=2, invalid="drop")
-    assert int(norm_of(model).sources[0].history.num_steps) == 1  # kept
+    crossbn.convert_(model, window=3, positions=None, invalid="drop")
+    extend_(model)
+    assert int(norm_of(model).segments[0].history.num_steps) == 1  # kept
     crossbn.set_window_(model, 2)
     model(batch(case, 3))
+    with pytest.raises(ValueError, match="4: two layers are compensated with order=1, got order=2"):
+        crossbn.convert_(model, window=3, order=2)
+    crossbn.revert_(model)
     crossbn.convert_(model, window=3, positions=None)
-    assert "earlier.weight" not in norm_of(model).sources[0].history.rings
-    assert not [hook for hook in model[0]._load_state_dict_post_hooks.values() if "Deeper" in repr(hook)]
+    assert "1.mean_grad" not in norm_of(model).segments[0].history.rings
+    assert not [hook for hook in model[0]._load_state_dict_post_hooks.values() if "TwoLayer" in repr(hook)]
+    assert not model[4]._forward_pre_hooks
     model(batch(case, 3))
-    crossbn.convert_(model, window=3, positions=None, layers=2)
-    assert "earlier.weight" in norm_of(model).sources[0].history.rings
+    extend_(model)
+    assert "1.mean_grad" in norm_of(model).segments[0].history.rings
 
 
 def test_without_gradients_nothing_is_remembered() -> None:
@@ -85,7 +89,7 @@ def test_without_gradients_nothing_is_remembered() -> None:
     y = batch(case, 2)
     with torch.no_grad():
         looked = model(y)
-    assert int(norm_of(model).sources[0].history.num_steps) == 1
+    assert int(norm_of(model).segments[0].history.num_steps) == 1
     assert_near(looked, model(y))
 
 
@@ -102,8 +106,10 @@ def test_autocast_and_narrow_history() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     wide = copy.deepcopy(model)
-    crossbn.convert_(model, window=3, layers=2, history_dtype=torch.bfloat16)
-    crossbn.convert_(wide, window=3, layers=2)
+    crossbn.convert_(model, window=3, history_dtype=torch.bfloat16)
+    crossbn.convert_(wide, window=3)
+    extend_(model)
+    extend_(wide)
     for _ in range(4):
         y, seed = torch.randn(3, 2, 7, 7), torch.seed()
         with torch.autocast("cpu", torch.bfloat16):
@@ -114,6 +120,26 @@ def test_autocast_and_narrow_history() -> None:
         for each in (model, wide):
             torch.manual_seed(seed)
             move_(each, 0.02)
-    history = norm_of(model).sources[0].history
-    assert history["earlier.mean_grad"].dtype == torch.bfloat16
-    assert history["earlier.weight"].dtype == torch.float32
+    history = norm_of(model).segments[0].history
+    assert history["1.mean_grad"].dtype == torch.bfloat16
+    assert history["mean_at"].dtype == torch.float32
+
+
+class Root(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return (y * (y > 0)).sqrt()  # of 0, whose gradient is not finite
+
+
+def test_gradients_that_are_not_finite_are_not_remembered() -> None:
+    case = "conv, relu"
+    two, one = network(case), network(case, layers=1)
+    torch.manual_seed(2)
+    first, second = batch(case, 3), batch(case, 2)
+    two(first)
+    two[2] = Root()
+    out = two(second)
+    assert out.isfinite().all()
+    assert int(norm_of(two).segments[0].history.num_steps) == 1
+    one(first)
+    one[2] = Root()
+    assert torch.equal(out, one(second))  # pooled all the same

@@ -11,8 +11,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import crossbn
-from crossbn import nn as cnn
-from tests.nn.test_layers import batch, network
+from crossbn.convert import cross_iteration_norms
+from crossbn.experiments.two_layer import TwoLayerSegment, extend_
+from tests.experiments.test_two_layer import batch, network
 
 
 class Residual(nn.Module):
@@ -40,12 +41,12 @@ class DataDependent(Residual):
 @pytest.mark.parametrize(("kind", "example_inputs"), [(Residual, None), (DataDependent, (torch.randn(2, 2, 5, 5),))])
 def test_an_operator_that_reads_a_sum(kind: type[nn.Module], example_inputs: tuple[Tensor] | None) -> None:
     model = kind()
-    report = crossbn.convert_(model, window=3, layers=2, example_inputs=example_inputs)
-    assert [record.reason for record in report.records] == [
-        "direct; one layer: conv1 reads input of the model, no norm before it",
-        "direct; two layers: conv1 before norm1, too",
-        "direct; one layer: conv3 reads a mix of norm1, norm2",
-    ]
+    crossbn.convert_(model, window=3, example_inputs=example_inputs)
+    assert extend_(model, example_inputs) == {
+        "norm1": "one layer: conv1 reads input of the model, no norm before it",
+        "norm2": "two layers: conv1 before norm1, too",
+        "norm3": "one layer: conv3 reads a mix of norm1, norm2",
+    }
     for _ in range(3):
         model(torch.randn(2, 2, 5, 5)).sum().backward()
 
@@ -85,39 +86,48 @@ def parametrized() -> nn.Module:
         (
             parametrized,
             {},
-            "3: layers=2 needs an earlier weight that is a plain Parameter, not that of ParametrizedLinear",
+            "3: two layers need an earlier weight that is a plain Parameter, not that of ParametrizedLinear",
         ),
-        (Concatenating, {}, "norm: layers=2 is for a norm that reads one operator, this one reads a concatenation"),
-        (Adding, {}, r"norm1: layers=2 is for a norm that reads one operator, this one reads conv1 \+ rest"),
-        (Sharing, {}, "norm2: layers=2 is for norms with an operator of their own, conv1 feeds norm1 too"),
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), {}, "1: layers=2 does not work with a Sync"),
-        (parametrized, {"layers": 3}, "layers must be one of 1, 2, got 3"),
-        (parametrized, {"order": 2}, "layers=2 is of order 1, got order=2"),
-        (parametrized, {"order": 0}, "layers=2 is of order 1, got order=0"),
-        (parametrized, {"sync": True}, "layers=2 does not work with sync=True"),
+        (Concatenating, {}, "norm: two layers are for a norm that reads one operator, this one reads a concatenation"),
+        (Adding, {}, r"norm1: two layers are for a norm that reads one operator, this one reads conv1 \+ rest"),
+        (Sharing, {}, "norm2: two layers are for norms with an operator of their own, norm1 reads it too"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)),
+            {},
+            "1: two layers .* nor with a Sync",
+        ),
+        (parametrized, {"order": 2}, "1: two layers are compensated with order=1, got order=2"),
+        (parametrized, {"order": 0}, "1: two layers are compensated with order=1, got order=0"),
+        (parametrized, {"sync": True}, "1: two layers are not compensated with sync=True"),
     ],
 )
-def test_refused_at_conversion(make: Callable[[], nn.Module], options: dict[str, Any], sentence: str) -> None:
+def test_refused(make: Callable[[], nn.Module], options: dict[str, Any], sentence: str) -> None:
     model = make()
-    types = [type(module) for module in model.modules()]
+    crossbn.convert_(model, window=3, **options)
+    feeds = {name: norm.segments for name, norm in cross_iteration_norms(model).items()}
     with pytest.raises(ValueError, match=sentence):
-        crossbn.convert_(model, **{"window": 3, "layers": 2, **options})
-    assert [type(module) for module in model.modules()] == types  # nothing has been changed
+        extend_(model)
+    assert {name: norm.segments for name, norm in cross_iteration_norms(model).items()} == feeds  # nothing has changed
 
 
-def test_refused_by_hand() -> None:
-    conv, other = nn.Linear(3, 3), nn.Linear(3, 3)
-    with pytest.raises(ValueError, match="an earlier operator is for layers=2, got layers=1"):
-        cnn.CrossIterBatchNorm1d(3).attach_(conv, earlier=other)
-    with pytest.raises(ValueError, match="a norm that reads one operator, this one reads 2"):
-        cnn.CrossIterBatchNorm1d(3, layers=2).attach_(conv, other, earlier=nn.Linear(3, 3))
+def test_refused_without_norms() -> None:
+    with pytest.raises(ValueError, match="extend_ needs a converted model"):
+        extend_(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+
+
+def test_what_was_given_by_hand_is_not_followed_further() -> None:
+    model = network("conv, relu", layers=1)
+    crossbn.revert_(model)
+    crossbn.convert_(model, window=3, pairs={"4": "3"})
+    assert extend_(model)["4"] == "one layer: what its operator reads is not known"
+    assert not any(isinstance(segment, TwoLayerSegment) for segment in cross_iteration_norms(model)["4"].segments)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_refused_in_checkpointing(use_reentrant: bool) -> None:
     case = "conv, relu"
     model = network(case)
-    with pytest.raises(RuntimeError, match="1: layers=2 does not work inside activation checkpointing"):
+    with pytest.raises(RuntimeError, match="4: two layers do not work inside activation checkpointing"):
         checkpoint(model, batch(case, 2).requires_grad_(), use_reentrant=use_reentrant)
 
 
@@ -129,7 +139,7 @@ def test_refused_under_compile(fullgraph: bool) -> None:
     case = "conv, relu"
     torch._dynamo.reset()
     compiled = torch.compile(network(case), backend="eager", fullgraph=fullgraph)
-    with pytest.raises(Exception, match=r"layers=2 does not work under torch\.compile|Observed exception"):  # torch 2.8
+    with pytest.raises(Exception, match=r"two layers do not work under torch\.compile|Observed exception"):  # torch 2.8
         compiled(batch(case, 2))
 
 
@@ -143,8 +153,9 @@ class Cut(nn.Sequential):
 def test_refused_without_a_graph() -> None:
     model = Cut(*network("conv, relu").children())
     crossbn.revert_(model)
-    crossbn.convert_(model, window=3, layers=2)
-    with pytest.raises(RuntimeError, match=r"4: layers=2 needs a graph to the weight of Conv2d.*something detaches it"):
+    crossbn.convert_(model, window=3)
+    extend_(model)
+    with pytest.raises(RuntimeError, match=r"4: two layers need a graph to the weight of Conv2d.*something detaches"):
         model(batch("conv, relu", 2))
 
 
@@ -161,5 +172,5 @@ def test_refused_where_the_operator_alone_is_checkpointed() -> None:
     plain(batch(case, 2))
     model = PartlyCheckpointed(*network(case).children())
     crossbn.load_history_state(model, crossbn.history_state(plain))  # the previous norm has a graph to the weight
-    with pytest.raises(RuntimeError, match=r"4: layers=2 needs a graph to the weight of Conv2d.*something detaches it"):
+    with pytest.raises(RuntimeError, match=r"4: two layers need a graph to the weight of Conv2d.*something detaches"):
         model(batch(case, 2).requires_grad_())
