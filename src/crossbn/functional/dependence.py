@@ -16,7 +16,8 @@ samples. Both are exact as long as no variance that was clipped at 0 becomes val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,22 +65,23 @@ class Dependence(NamedTuple):
     is_centred: bool
     """Whether the mean patch has been taken off the samples."""
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> list[Tensor | None]:
         """Return all tensors, for autograd to keep."""
-        flat = (tensor for jacobian in self.jacobians for tensor in jacobian)
-        return self.dvar_dvar, *(self.of_bias or (None, None)), *flat
+        tensors: list[Tensor | None] = [self.dvar_dvar, *(self.of_bias or (None, None))]
+        for jacobian in self.jacobians:
+            tensors += jacobian
+        return tensors
 
-    def bare(self) -> Dependence:
-        """Return the same without tensors."""
-        return self._replace(jacobians=(), dvar_dvar=self.dvar_dvar[:0], of_bias=None)
-
-    def restored(self, tensors: Sequence[Tensor | None]) -> Dependence:
-        """Return the same with what `tensors` returned."""
-        jacobians = tuple(Jacobian(*tensors[i : i + 4]) for i in range(3, len(tensors), 4))  # type: ignore[arg-type]
-        dvar_dvar, of_mean, of_var = tensors[:3]
+    @classmethod
+    def of_tensors(
+        cls, tensors: Iterator[Tensor | None], operators: int, is_curved: bool, is_centred: bool
+    ) -> Dependence:
+        """Take what `tensors` returned off the front."""
+        dvar_dvar, of_mean, of_var = next(tensors), next(tensors), next(tensors)
         assert dvar_dvar is not None
+        jacobians = [Jacobian(*itertools.islice(tensors, 4)) for _ in range(operators)]  # type: ignore[arg-type]
         of_bias = None if of_mean is None or of_var is None else (of_mean, of_var)
-        return self._replace(jacobians=jacobians, dvar_dvar=dvar_dvar, of_bias=of_bias)
+        return cls(tuple(jacobians), dvar_dvar, of_bias, is_curved, is_centred)
 
     def bias_gradient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         """Return dL/db [C] from a and v."""

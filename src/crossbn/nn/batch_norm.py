@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,16 +25,12 @@ class GuardedBatchNorm(BatchNormBase):
         expected_shape = (self.num_features,)
         if input.shape[1:2] != expected_shape:
             raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(input.shape)}")
-        for vector in (self.weight, self.bias, self.running_mean, self.running_var):  # not every kernel asks
-            if vector is not None and vector.shape != expected_shape:
-                self._refuse(vector)
-
-    def _refuse(self, vector: Tensor) -> NoReturn:
-        """Say what has another size than the channels, in torch's words."""
-        tensors = dict(self.named_parameters(recurse=False)) | dict(self.named_buffers(recurse=False))
-        name = next((name for name, tensor in tensors.items() if tensor is vector), "a parameter")
-        shape = tuple(vector.shape)
-        raise RuntimeError(f"{self.label}: {name} should contain {self.num_features} elements, its shape is {shape}")
+        for name, vector in (*self._parameters.items(), *self._buffers.items()):  # not every kernel asks
+            if vector is not None and vector.shape != expected_shape and name != "num_batches_tracked":
+                shape = tuple(vector.shape)
+                raise RuntimeError(
+                    f"{self.label}: {name} should contain {self.num_features} elements, its shape is {shape}"
+                )
 
     @property
     def _running(self) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crossbn.functional import SAMPLES, Flag, accumulation_dtype, stored_as
 from crossbn.ops import Past
-from crossbn.ops.ring import write_, write_slot_
+from crossbn.ops.ring import widen_, write_
 
 
 class History:
@@ -35,11 +35,10 @@ class History:
 
     def _make_working_state(self) -> None:
         self.lock = threading.RLock()
-        self.scratch: list[Any] = []  # of implementations of the step, full of addresses
-        self._places: dict[int, dict[str, Tensor]] = {}  # where to write, slot by slot: made once
+        self.scratch: list[Any] = []  # of implementations of the step, which have the rings' addresses
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("lock", "scratch", "_places")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("lock", "scratch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -55,22 +54,11 @@ class History:
 
     def past(self) -> Past:
         """Return what is remembered, for a step to read."""
-        return Past(self.rings, self.num_steps, self.num_steps.is_cpu, self.scratch)
+        return Past(self.rings, self.num_steps, self.num_steps.is_cpu, self.lock, self.scratch)
 
     def push(self, row: Mapping[str, Tensor], accept: Flag = True) -> None:
         """Overwrite the oldest slot with `row`, a value for each name, if `accept`; a tensor is not looked at."""
-        with self.lock:
-            for name, value in row.items():
-                if name.endswith(SAMPLES):
-                    self.widen_(name, len(value))
-            if accept is not True or not self.num_steps.is_cpu:
-                write_(self.rings, self.num_steps, row, accept)
-                return
-            slot = int(self.num_steps) % self.slots
-            if slot not in self._places:
-                self._places[slot] = {name: ring[slot] for name, ring in self.rings.items()}
-            write_slot_(self._places[slot], row)
-            self.num_steps.add_(1)
+        write_(self.past(), row, accept)
 
     def clear_(self) -> None:
         """Forget everything."""
@@ -87,20 +75,13 @@ class History:
             self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
             self.rings[name][:kept] = ring[order]
         self.num_steps.fill_(kept)
-        self._places.clear()
-
-    def widen_(self, name: str, size: int) -> None:
-        """Let each step of `name` hold at least `size` samples; the new ones are 0."""
-        ring = self[name]
-        if (missing := size - ring.shape[1]) > 0:
-            self.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
-            self._places.clear()
+        self.scratch = []
 
     def fit_(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Let there be room for as many samples as `shapes` says."""
         for name in shapes:
             if name.endswith(SAMPLES):
-                self.widen_(name, shapes[name][0])
+                widen_(self.past(), name, shapes[name][0])
 
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
         """Go where `nn.Module.to` and its relatives send buffers, short of halving the precision.
@@ -113,7 +94,7 @@ class History:
 
     def _to_(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move everything to a device, the statistics in that type. What was without values, on meta, is cleared."""
-        self._make_working_state()
+        self.scratch = []
         for name, ring in self.rings.items():
             kind = stored_as(name, dtype, self.narrow)
             empty = ring.is_meta and device.type != "meta"
@@ -151,7 +132,7 @@ class History:
         """Take over what `state` yielded."""
         for name, saved in state.items():
             if name.endswith(SAMPLES):
-                self.widen_(name, saved.shape[1])
+                widen_(self.past(), name, saved.shape[1])
                 self[name].zero_()[:, : saved.shape[1]].copy_(saved)
         for name, value in self.state():
             if not name.endswith(SAMPLES):

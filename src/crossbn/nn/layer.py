@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.functional import Settings
+from crossbn.messages import say
 from crossbn.nn.batch_norm import GuardedBatchNorm
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput, make_feed
-from crossbn.messages import say
 from crossbn.nn.producer import Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
-from crossbn.nn.scope import CallSite, at_end_of_forward, next_call
+from crossbn.nn.scope import at_end_of_forward, next_call
 from crossbn.nn.segment import Operator, Segment, WeightUnknown
 from crossbn.ops import compiled
 from crossbn.ops.autograd import Context, Run, normalize
@@ -200,9 +200,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         y = self._normalize(x, inputs, statistics, output)
         if output is None:  # else they have moved already
             self._update_running(statistics)
-        for (segment, _, _), outcome in zip(inputs, outcomes, strict=True):
-            if outcome.row is not None and outcome.accept is not False:
-                at_end_of_forward(partial(segment.history.push, outcome.row, outcome.accept))
+        for outcome in outcomes:
+            if outcome.commit is not None:
+                at_end_of_forward(outcome.commit)
         return y, statistics, tuple(each.segment for each in inputs)
 
     def _say(self, plain: Plain, training: bool = True) -> None:
@@ -370,7 +370,7 @@ def _shared(each: SegmentInput) -> ops.Outcome | None:
 def _share(each: SegmentInput, outcome: ops.Outcome) -> None:
     segment, calls, _ = each
     if segment.readers > 1 and len(calls) == 1 and calls[0] is not None:
-        calls[0].shared()[segment] = outcome._replace(row=None, output=None)
+        calls[0].shared()[segment] = outcome._replace(commit=None, output=None)
 
 
 def _joined(parts: Sequence[Tensor], statistics: Sequence[ops.Statistics] = ()) -> Tensor:

@@ -174,7 +174,8 @@ class Segment:
             self.history = history = History(self.window - 1, shapes, history["mean"], settings.history_dtype)
         elif history.slots != self.window - 1:
             history.resize_(self.window - 1)
-        history.scratch.clear()
+        else:
+            history.scratch = []  # positions may be others
         history.fit_(shapes)
         if other_order:
             self.forget()

@@ -65,9 +65,14 @@ def normalize(
     Raises:
         ValueError: if a vector does not have the size of the channels.
     """
-    for name, vector in {"mean": mean, "var": var, "gamma": gamma, "beta": beta, "share": context.share}.items():
-        if vector is not None and vector.shape != x.shape[1:2] and not (name == "share" and vector.shape == (1,)):
-            raise ValueError(f"{name} must have the shape {tuple(x.shape[1:2])}, got {tuple(vector.shape)}")
+    shape = x.shape[1:2]
+    for vector in (mean, var, gamma, beta):
+        if vector is not None and vector.shape != shape:
+            raise ValueError(
+                f"statistics, gamma and beta must have the shape {tuple(shape)}, got {tuple(vector.shape)}"
+            )
+    if context.share.shape != shape and context.share.shape != (1,):
+        raise ValueError(f"share must have the shape {tuple(shape)} or (1,), got {tuple(context.share.shape)}")
     # Native kernels mix a low-precision input with float32 parameters and statistics, but not those two. With a
     # channels-last input they take every vector for a dense one.
     mean, var = mean.contiguous(), var.contiguous()
@@ -95,13 +100,9 @@ class _Normalize(torch.autograd.Function):
         context: Context,
         *operands: Tensor | None,
     ) -> Tensor:
-        kept = [run.dependence.tensors() for run in context.runs]
-        flat = [tensor for of_run in kept for tensor in of_run]
-        ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *flat)
-        ctx.runs = [
-            (run._replace(dependence=run.dependence.bare()), len(of_run))
-            for run, of_run in zip(context.runs, kept, strict=True)
-        ]
+        kept = [tensor for run in context.runs for tensor in run.dependence.tensors()]
+        ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *kept)
+        ctx.runs = [(run.start, run.stop, run.geometries, *run.dependence[3:]) for run in context.runs]
         ctx.operands = operands  # not saved: their values are not needed, and may change
         ctx.eps, ctx.group, ctx.label = context.eps, context.group, context.label
         if context.output is not None:
@@ -114,10 +115,9 @@ class _Normalize(torch.autograd.Function):
         if not compiling and is_wrapped(grad):
             raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
         x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
-        runs, start = [], 0
-        for run, amount in ctx.runs:
-            runs.append(run._replace(dependence=run.dependence.restored(kept[start : start + amount])))
-            start += amount
+        runs, tensors = [], iter(kept)
+        for start, stop, geometries, *flags in ctx.runs:
+            runs.append(Run(start, stop, geometries, C.Dependence.of_tensors(tensors, len(geometries), *flags)))
         if torch.is_grad_enabled() and not compiling:
             return _differentiable(ctx, grad, (x, mean, var, gamma), share, runs)
         found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, count, ctx.group)
@@ -133,14 +133,18 @@ def _of_operands(
     """Yield the gradients of each operator's weight and bias."""
     i = 0
     for start, stop, geometries, dependence in runs:
-        grad_mean, grad_var = a[start:stop], v[start:stop]
+        whole = stop - start == len(a)
+        grad_mean, grad_var = (a, v) if whole else (a[start:stop], v[start:stop])
         for geometry, jacobian in zip(geometries, dependence.jacobians, strict=True):
             weight, bias = operands[i : i + 2]
             of_weight = of_bias = None
             if weight is not None and needed[i]:
-                rows = ops.weight_gradient(jacobian, grad_mean, grad_var)
-                # A matrix may stand for a kernel of one tap.
-                of_weight = C.unflatten_weight(rows, geometry).reshape(weight.shape).to(weight.dtype)
+                of_weight = ops.weight_gradient(jacobian, grad_mean, grad_var)
+                if geometry.transposed:
+                    of_weight = C.unflatten_weight(of_weight, geometry)
+                of_weight = of_weight.view(weight.shape)  # a matrix may stand for a kernel of one tap
+                if of_weight.dtype != weight.dtype:
+                    of_weight = of_weight.to(weight.dtype)
             if bias is not None and needed[i + 1] and dependence.of_bias is not None:
                 of_bias = dependence.bias_gradient(grad_mean, grad_var).to(bias.dtype)
             yield of_weight

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,6 @@ from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.functional import Settings
 from crossbn.messages import say
-from crossbn.ops.ring import write_
 from crossbn.ops.types import NotTheOperatorsOutput, Past, Statistics, StepInputs
 from crossbn.torch_internals import process_group_called
 
@@ -97,7 +97,7 @@ def _meaning(numbers: tuple[int, ...], decay: float) -> tuple[Settings, tuple[C.
 
 @functools.lru_cache(1024)
 def _scratch(*_: Any) -> list[Any]:
-    """Return what implementations keep between steps of one operator at one size."""
+    """Return what implementations keep between steps of one operator at one size, for rings at the same addresses."""
     return []
 
 
@@ -123,8 +123,8 @@ def _run(
     settings, geometries, storage = _meaning(tuple(numbers), decay)
     if group:
         settings = replace(settings, process_group=process_group_called(group))
-    scratch = _scratch(tuple(numbers), decay, x.shape, x.dtype)
-    past = Past(_rings(storage, x.shape[1], rings), num_steps, num_steps.is_cpu, scratch)
+    scratch = _scratch(tuple(numbers), x.shape, x.dtype, *(ring.data_ptr() for ring in rings))
+    past = Past(_rings(storage, x.shape[1], rings), num_steps, num_steps.is_cpu, nullcontext(), scratch)
     operands = [
         C.Operand(geometry, weight, y, x.shape[2:])
         for geometry, weight, y in zip(geometries, weights, inputs, strict=True)
@@ -137,8 +137,8 @@ def _run(
         say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
         outcome = ops.step(today._replace(operands=(), pooling=False, remember=False), past, storage, settings)
     results = _results(outcome.statistics, x, storage, past, settings, bias is not None)
-    if outcome.row is not None:
-        write_(past.rings, num_steps, outcome.row, outcome.accept)
+    if outcome.commit is not None:
+        outcome.commit()
     return results
 
 
@@ -146,7 +146,7 @@ def _run_fake(
     x: Tensor, inputs: list[Any], weights: list[Tensor], bias: Tensor | None, rings: list[Tensor], *rest: Any
 ) -> list[Tensor]:
     settings, _, storage = _meaning(tuple(rest[2]), rest[3])
-    past = Past(_rings(storage, x.shape[1], rings), rest[0], False, [])
+    past = Past(_rings(storage, x.shape[1], rings), rest[0], False, nullcontext(), [])
     empty = x.new_empty(x.shape[1], dtype=C.accumulation_dtype(x.dtype))
     statistics = Statistics(empty, empty, empty, 1.0, True, 1, True, None)
     return _results(statistics, x, storage, past, settings, bias is not None)

@@ -6,8 +6,9 @@ Each returns None, and nothing has happened, where the case is another: `referen
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from crossbn.functional.moments import is_differentiated
 from crossbn.ops import library
 from crossbn.ops.library import Unfit, address
 from crossbn.ops.tables import Tables
-from crossbn.ops.types import NormTensors, NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
+from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
 
 _MOST_STEPS = 63
 _NOT_FINITE, _DONE, _NOT_REMEMBERED, _NOT_THE_OPERATOR = range(4)  # what a step came to, see `csrc/library.c`
@@ -153,25 +154,42 @@ def _is_usual(inputs: StepInputs, past: Past, storage: Storage, settings: Settin
 
 
 class _Workspace:
-    """What a step needs and the next one can use again: structures, tables, room. It belongs to one step at a time."""
+    """What a step needs and the next one can use again: structures, tables, room, and a row to be remembered.
 
-    def __init__(self, geometry: Geometry, y: Tensor, x: Tensor, storage: Storage) -> None:
+    It belongs to one step at a time, from its forward until it is remembered.
+    """
+
+    def __init__(self, geometry: Geometry, y: Tensor, x: Tensor, storage: Storage, past: Past) -> None:
         assert storage.positions is not None
         self.tables = Tables(geometry, y, x, storage.positions)
         self.of_gradients = isinstance(storage, GradientStorage)
-        self.rings = _RINGS_OF_GRADIENTS if self.of_gradients else _RINGS_OF_PATCHES
         self.threads = torch.get_num_threads()
-        self._room = y.new_empty(self.tables.room(self.of_gradients))
+        names = _RINGS_OF_GRADIENTS if self.of_gradients else _RINGS_OF_PATCHES
         groups, size, channels, amount = geometry.groups, geometry.patch_size, x.shape[1], 1 + self.tables.amount
-        self.row_shapes: list[tuple[int, ...]] = [(amount, groups, size), (amount, channels), (amount, channels)]
+        shapes: list[tuple[int, ...]] = [(amount, groups, size), (amount, channels), (amount, channels)]
         if self.of_gradients:
-            self.row_shapes = [(groups, size), (channels,), (channels, size), (channels,)]
+            shapes = [(groups, size), (channels,), (channels, size), (channels,)]
         self.batch: Any = library.structures["batch", x.dtype]()
         self.memory: Any = library.structures["memory", x.dtype]()
-        self.memory.groups, self.memory.i, self.memory.scratch = groups, size, self._room.data_ptr()
+        self.structures = ctypes.byref(self.batch), ctypes.byref(self.memory), ctypes.byref(self.tables.structure)
+        self.today = x.new_empty(2, channels).unbind()
+        self._row = {f"next_{field}": x.new_empty(shape) for field, shape in zip(names, shapes, strict=True)}
+        self._row_addresses = [(field, tensor.data_ptr()) for field, tensor in self._row.items()]
+        self._room = y.new_empty(self.tables.room(self.of_gradients))
+        self._rings = dict(past.rings)  # as long as addresses are kept, the tensors are
+        for field, name in {"mean": "mean", "var": "var", "count": "count", **names}.items():
+            setattr(self.memory, field, address(past.rings[name], x.dtype, past.rings[name].shape))
+        self.memory.num_steps = address(past.num_steps, torch.int64, ())
+        self.rows_shape = (1 if self.of_gradients else past.rings["0.rows"].shape[1], groups, size)
+        self.memory.m, self.memory.groups, self.memory.i = self.rows_shape
+        self.memory.scratch = self._room.data_ptr()
 
     def fits(self, geometry: Geometry, y: Tensor, x: Tensor) -> bool:
         return self.tables.key == Tables.key_of(geometry, y, x) and self.threads == torch.get_num_threads()
+
+    def make_row(self, wanted: bool) -> None:
+        for field, place in self._row_addresses:
+            setattr(self.memory, field, place if wanted else None)
 
 
 def _workspace(past: Past, geometry: Geometry, y: Tensor, x: Tensor, storage: Storage) -> _Workspace:
@@ -184,114 +202,82 @@ def _workspace(past: Past, geometry: Geometry, y: Tensor, x: Tensor, storage: St
         pass
     if not Tables.has_room(geometry, x):
         raise Unfit
-    return _Workspace(geometry, y, x, storage)
+    return _Workspace(geometry, y, x, storage, past)
 
 
 def _step(inputs: StepInputs, past: Past, storage: Storage, settings: Settings) -> Outcome | None:
     x, (operand,), positions = inputs.x, inputs.operands, inputs.x.numel() // inputs.x.shape[1]
     assert operand.y is not None
     num_steps = int(past.num_steps)
-    steps, rings = min(num_steps, past.slots), past.rings
+    steps = min(num_steps, past.slots)
     step_weights = weights_by_age(steps, num_steps % past.slots, settings.decay, x.dtype, x.device)
-    counted = sum(rings["count"].tolist()) + positions
+    counted = sum(past.rings["count"].tolist()) + positions
     bessel = counted / (counted - 1) if counted > 1 else 1.0
-    # All that can be refused is looked at before a workspace is taken.
-    places = _places(inputs, past, storage)
-    work = _workspace(past, operand.geometry, operand.y, x, storage)
-    today_mean, today_var, mean, var = x.new_empty(4, x.shape[1]).unbind()
+    # All that can be refused is looked at before a workspace is taken. Rows of a weight live as long as their address.
+    dtype, vector, geometry, norm = x.dtype, x.shape[1:2], operand.geometry, inputs.norm
+    weight = flatten_weight(operand.weight.detach(), geometry) if geometry.transposed else operand.weight
+    if weight.numel() != geometry.out_channels * geometry.patch_size:
+        raise Unfit
+    x_place, y_place = address(x, dtype, x.shape, dense=False), address(operand.y, dtype, operand.y.shape, dense=False)
+    weight_place = address(weight, dtype, weight.shape)
+    gamma = beta = running_mean = running_var = tracked = None
     if inputs.moments is not None:
-        today_mean, today_var = inputs.moments
-    output = None if inputs.moments is not None else x.new_empty(x.shape)
+        address(inputs.moments[0], dtype, vector), address(inputs.moments[1], dtype, vector)
+    elif norm is not None:
+        gamma, beta = address(norm.gamma, dtype, vector), address(norm.beta, dtype, vector)
+        running_mean, running_var = address(norm.running_mean, dtype, vector), address(norm.running_var, dtype, vector)
+        tracked = address(norm.num_batches_tracked, torch.int64, ())
+    work = _workspace(past, geometry, operand.y, x, storage)
     batch, memory = work.batch, work.memory
-    for structure, fields in zip((batch, memory), places, strict=True):
-        for name, value in fields.items():
-            setattr(structure, name, value)
+    batch.x, memory.y, memory.weight, batch.gamma, batch.beta = x_place, y_place, weight_place, gamma, beta
+    batch.running_mean, batch.running_var, batch.num_batches_tracked = running_mean, running_var, tracked
+    if norm is not None:
+        batch.eps, batch.momentum = norm.eps, norm.momentum
+    today = work.today if inputs.moments is None else inputs.moments
+    output = torch.empty_like(x, memory_format=torch.contiguous_format) if inputs.moments is None else None
+    mean, var = x.new_empty(2, x.shape[1]).unbind()
     batch.n, batch.c, batch.s = _extent(x)
-    batch.x_stride, batch.has_moments, batch.bessel = x.stride(0), inputs.moments is not None, bessel
-    batch.step_weights = None if step_weights.relative is None else step_weights.relative.data_ptr()
-    batch.today_mean, batch.today_var = today_mean.data_ptr(), today_var.data_ptr()
-    batch.mean, batch.var = mean.data_ptr(), var.data_ptr()
+    batch.x_stride, batch.has_moments, batch.bessel = x.stride(0), output is None, bessel
     batch.output = None if output is None else output.data_ptr()
+    batch.step_weights = None if step_weights.relative is None else step_weights.relative.data_ptr()
+    batch.today_mean, batch.today_var = today[0].data_ptr(), today[1].data_ptr()
+    batch.mean, batch.var = mean.data_ptr(), var.data_ptr()
     memory.r, memory.start, memory.y_stride = steps, work.tables.start(num_steps), operand.y.stride(0)
-    jacobian, dvar_dvar = _jacobian(work, steps, rings, x, step_weights.weight)
-    row = None
-    if inputs.remember:
-        row = dict(zip(work.rings.values(), (x.new_empty(shape) for shape in work.row_shapes), strict=True))
-    for field, name in work.rings.items():
-        setattr(memory, f"next_{field}", None if row is None else row[name].data_ptr())
-    references = ctypes.byref(batch), ctypes.byref(memory), ctypes.byref(work.tables.structure)
-    came_to = library.functions[x.dtype]["step"](*references, work.threads)
-    past.scratch.append(work)
+    dependence = _dependence(work, steps, x, step_weights.weight)
+    work.make_row(inputs.remember)
+    came_to = library.functions[x.dtype]["step"](*work.structures, work.threads)
+    commit = None
+    if inputs.remember and came_to == _DONE:
+        commit = partial(_remember, work, past, today)
+    else:
+        past.scratch.append(work)
     if came_to == _NOT_FINITE:
         return None
     if came_to == _NOT_THE_OPERATOR:
         raise NotTheOperatorsOutput
     if inputs.norm is not None and output is not None:
         torch.autograd.graph.increment_version(inputs.norm[:3])
-    if row is not None and came_to == _DONE:
-        row |= {"mean": today_mean, "var": today_var, "count": _number(positions, x.dtype)}
-    else:
-        row = None
-    dependence = Dependence((jacobian,), dvar_dvar, None, False, True) if steps else None
     found = Statistics(mean, var, step_weights.share, bessel, counted > 1, positions, True, dependence)
-    return Outcome(found, row, True, output)
+    return Outcome(found, commit, output)
 
 
-def _places(
-    inputs: StepInputs, past: Past, storage: Storage
-) -> tuple[dict[str, float | int | None], dict[str, float | int | None]]:
-    """Return where everything is that the structures `batch` and `memory` have to point at, after looking at it."""
-    x, operand, dtype = inputs.x, inputs.operands[0], inputs.x.dtype
-    y, geometry, vector = operand.y, operand.geometry, (inputs.x.shape[1],)
-    assert y is not None
-    weight = operand.weight
-    if geometry.transposed:
-        weight = flatten_weight(weight.detach(), geometry)
-    batch: dict[str, float | int | None] = {"x": address(x, dtype, x.shape, dense=False), "running_mean": None}
-    if inputs.moments is None and inputs.norm is not None:
-        batch |= _places_of_norm(inputs.norm, dtype, vector)
-    elif inputs.moments is not None:
-        for moment in inputs.moments:
-            address(moment, dtype, vector)
-    if weight.numel() != geometry.out_channels * geometry.patch_size:
-        raise Unfit
-    memory: dict[str, float | int | None] = {"weight": address(weight, dtype, weight.shape)}
-    memory["y"] = address(y, dtype, y.shape, dense=False)
-    names = _RINGS_OF_GRADIENTS if isinstance(storage, GradientStorage) else _RINGS_OF_PATCHES
-    for field, name in {"mean": "mean", "var": "var", **names}.items():
-        ring = past.rings[name]
-        memory[field] = address(ring, dtype, ring.shape)
-    return batch, memory
+def _remember(work: _Workspace, past: Past, today: Sequence[Tensor]) -> None:
+    """Write what the step has made into the rings. `today` are its moments, which must live until then."""
+    with past.lock:
+        slot = int(past.num_steps) % past.slots
+        library.functions[today[0].dtype]["remember"](*work.structures, slot)
+    past.scratch.append(work)
 
 
-def _places_of_norm(norm: NormTensors, dtype: torch.dtype, vector: tuple[int, ...]) -> dict[str, float | int | None]:
-    return {
-        "running_mean": address(norm.running_mean, dtype, vector),
-        "running_var": address(norm.running_var, dtype, vector),
-        "num_batches_tracked": address(norm.num_batches_tracked, torch.int64, ()),
-        "gamma": address(norm.gamma, dtype, vector),
-        "beta": address(norm.beta, dtype, vector),
-        "eps": norm.eps,
-        "momentum": norm.momentum,
-    }
-
-
-def _jacobian(
-    work: _Workspace, steps: int, rings: dict[str, Tensor], x: Tensor, of_mean: Tensor
-) -> tuple[Jacobian, Tensor]:
-    """Return how the pooled moments will follow the weight, and d var / d past var: to be filled by the step."""
+def _dependence(work: _Workspace, steps: int, x: Tensor, of_mean: Tensor) -> Dependence | None:
+    """Return how the pooled moments will follow the weight: to be filled by the step."""
     memory, channels = work.memory, x.shape[1]
-    amount = 1 if work.of_gradients else rings["0.rows"].shape[1]
-    rows = x.new_empty(steps, amount, memory.groups, memory.i)
-    coefficient, dvar_dvar = x.new_empty(steps, amount, channels), x.new_empty(steps, channels)
-    rest = x.new_empty(channels, memory.i) if work.of_gradients else None
-    memory.m, memory.kept_rows = amount, rows.data_ptr()
+    if not steps:
+        return None
+    amount, groups, size = work.rows_shape
+    rows, coefficient = x.new_empty(steps, amount, groups, size), x.new_empty(steps, amount, channels)
+    dvar_dvar, rest = x.new_empty(steps, channels), x.new_empty(channels, size) if work.of_gradients else None
+    memory.kept_rows = rows.data_ptr()
     memory.var_coefficient, memory.dvar_dvar = coefficient.data_ptr(), dvar_dvar.data_ptr()
     memory.var_jacobian = None if rest is None else rest.data_ptr()
-    return Jacobian(rows, of_mean, coefficient, rest), dvar_dvar
-
-
-@functools.lru_cache(256)
-def _number(value: int, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # it is kept, and used in training as well
-        return torch.tensor(float(value), dtype=dtype, device="cpu")
+    return Dependence((Jacobian(rows, of_mean, coefficient, rest),), dvar_dvar, None, False, True)

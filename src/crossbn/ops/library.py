@@ -23,6 +23,7 @@ _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads
     "moments": "p" + "n" * 4 + "ppt",
     "step": "ppp" + "t",
+    "remember": "ppp" + "n",
     "step_backward": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
     "weight_gradient": "n" * 5 + "ppp" + "nn" + "p" * 5 + "t",
     "take_over": "n" + "p" * 5,

@@ -1,8 +1,9 @@
-"""A training step of a segment with torch's operators: on any device, for every setting. All else is held against it."""
+"""A training step of a segment with torch's operators: on any device, for every setting. Others are held against it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Flag, Settings, TaylorTerms
+from crossbn.ops.ring import write_
 from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
 
 
@@ -68,7 +70,8 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         step_weights = step_weights * accept
     statistics = _pool(today, inputs.bias, kept, back, storage, step_weights, settings)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
-    return Outcome(statistics, row, accept & sound, None)
+    commit = None if row is None or accept is False else partial(write_, past, row, accept & sound)
+    return Outcome(statistics, commit, None)
 
 
 def recall(past: Past, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:

@@ -5,37 +5,44 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from crossbn.functional import Flag
-from crossbn.torch_internals import copy_each_
+from crossbn.functional import SAMPLES, Flag
+from crossbn.ops.types import Past
 
 
-def write_(rings: Mapping[str, Tensor], num_steps: Tensor, row: Mapping[str, Tensor], accept: Flag) -> None:
+def write_(past: Past, row: Mapping[str, Tensor], accept: Flag = True) -> None:
     """Overwrite the oldest step with `row`, if `accept`; what it lacks is 0. A tensor is not looked at."""
-    slots = rings["mean"].shape[0]
-    if isinstance(accept, Tensor):
-        slot = (num_steps % slots).reshape(1)
-        for name, ring in rings.items():
-            old = ring.index_select(0, slot)
-            new = torch.zeros_like(old)
-            write_slot_({name: new[0]}, row)
-            ring.index_copy_(0, slot, torch.where(accept, new, old))
-    elif accept:
-        slot_number = int(num_steps) % slots
-        write_slot_({name: ring[slot_number] for name, ring in rings.items()}, row)
-    num_steps.add_(accept)
+    with past.lock:
+        for name, value in row.items():
+            if name.endswith(SAMPLES):
+                widen_(past, name, value.shape[0])
+        if isinstance(accept, Tensor):
+            slot = (past.num_steps % past.slots).reshape(1)
+            for name, ring in past.rings.items():
+                old = ring.index_select(0, slot)
+                new = torch.zeros_like(old)
+                _write_slot_(new[0], row.get(name))
+                ring.index_copy_(0, slot, torch.where(accept, new, old))
+        elif accept:
+            slot_number = int(past.num_steps) % past.slots
+            for name, ring in past.rings.items():
+                _write_slot_(ring[slot_number], row.get(name))
+        past.num_steps.add_(accept)
 
 
-def write_slot_(places: Mapping[str, Tensor], row: Mapping[str, Tensor]) -> None:
-    """Write a row to its places; what it lacks is 0, as are samples that the batch was too small for."""
-    targets, values = [], []
-    for name, place in places.items():
-        value = row.get(name)
-        if value is None:
-            place.zero_()
-            continue
-        if place.ndim and len(value) < len(place):
-            place[len(value) :].zero_()
-            place = place[: len(value)]  # noqa: PLW2901
-        targets.append(place)
-        values.append(value)
-    copy_each_(targets, values)
+def _write_slot_(place: Tensor, value: Tensor | None) -> None:
+    """Write a value to its place; samples that the batch was too small for are 0."""
+    if value is None:
+        place.zero_()
+    elif value.shape == place.shape:
+        place.copy_(value)
+    else:
+        place[: len(value)].copy_(value)
+        place[len(value) :].zero_()
+
+
+def widen_(past: Past, name: str, size: int) -> None:
+    """Let each step of `name` hold at least `size` samples; the new ones are 0."""
+    ring = past.rings[name]
+    if (missing := size - ring.shape[1]) > 0:
+        past.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
+        past.scratch.clear()

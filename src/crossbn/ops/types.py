@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -52,8 +53,10 @@ class Past(NamedTuple):
     """How many have been remembered so far, an int64 scalar."""
     is_readable: bool
     """Whether Python may look at values: they are on the CPU."""
+    lock: AbstractContextManager[Any]
+    """To be held while a step is written: threads may share a model."""
     scratch: list[Any]
-    """What implementations keep from one step to the next."""
+    """What implementations keep from one step to the next; emptied when other tensors take the rings' place."""
 
     @property
     def slots(self) -> int:
@@ -86,10 +89,8 @@ class Outcome(NamedTuple):
     """What a step came to."""
 
     statistics: Statistics
-    row: dict[str, Tensor] | None
-    """What to remember of it."""
-    accept: Flag
-    """Whether the row is to be remembered."""
+    commit: Callable[[], None] | None
+    """Remembers the step, when the whole forward has come to its end; None if it is not to be remembered."""
     output: Tensor | None
     """The normalized input, if the step was asked for it and has made it; running statistics have then moved."""
 

@@ -21,7 +21,8 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #include <string.h>
 
 /* The fields of a structure are listed once, here. Python reads names, kinds and offsets from the library and makes its
- * own structure of them: n for a number, r for a real one, p for an array; an array of three has its letter in capitals. */
+ * own structure of them: n for a number, r for a real one, p for an array; three in a row have their letter in
+ * capitals. */
 struct field {
     const char *name;
     int64_t kind, offset;
@@ -46,7 +47,7 @@ struct field {
  * amount, jump     positions to look at, and how far apart they are (see sensitivity.py)
  * tap              the inputs that each position reads; null: the one at its own place
  * inside           which of them count; null: all */
-#define TABLES(FIELD, THREE)                                                                                             \
+#define TABLES(FIELD, THREE)                                                                                           \
     FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s) FIELD('n', int64_t, y_channels)               \
     THREE('N', int64_t, size) FIELD('n', int64_t, groups) THREE('N', int64_t, k) THREE('P', const void *, often)       \
     FIELD('n', int64_t, amount) FIELD('n', int64_t, jump) FIELD('p', const int64_t *, tap)                             \

@@ -57,7 +57,8 @@ static void NAME(tap_means)(const struct tables *tables, IN y, int64_t y_stride,
 static void NAME(gather)(const struct tables *tables, int64_t start, IN x, int64_t x_stride, IN y, int64_t y_stride,
                          IN mean, IN mean_patch, OUT centred, OUT scaled, OUT patches, int threads) {
     const int64_t m = tables->amount, c = tables->c;
-    const int64_t taps = tables->k[0] * tables->k[1] * tables->k[2], y_space = tables->size[0] * tables->size[1] * tables->size[2];
+    const int64_t taps = tables->k[0] * tables->k[1] * tables->k[2];
+    const int64_t y_space = tables->size[0] * tables->size[1] * tables->size[2];
     const REAL factor = (REAL)(2.0 / (double)m);
     threads = worth(threads, m * (c + tables->y_channels * taps));
 #pragma omp parallel for num_threads(threads) if (threads > 1)

@@ -30,28 +30,30 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
 /* What is remembered, and what a step leaves for its backward and for later. Rings have a dimension of slots before
  * those that are said here; the first r slots are filled.
  *
- * r, m, groups, i  steps; rows [groups, i] of each: the mean patch and, as samples, others
+ * r, m, groups, i  steps; rows [groups, i] of each: the mean patch and, as patches, others
  * start            which position to look at first
  * weight, y        of the operator, [c, i], and its input
- * mean, var        rings: [c]
+ * mean, var, count rings: [c], [c], and the positions of a step
  * rows, at         rings: [m, groups, i] and <row, W> [m, c]
- * centred          ring, as samples: 2 (x - mean) / P [m, c]
+ * centred          ring, as patches: 2 (x - mean) / P [m, c]
  * var_grad, var_at rings, as gradients: [c, i] and <var_grad, W> [c]
- * kept_rows, var_coefficient  out: the rows, and their coefficients in d var / dW [r, m, c]
- * dvar_dvar              out: d var / d past var [r, c]
- * var_jacobian             out, as gradients: the var_jacobian of d var / dW [c, i]
- * next_...         out: what is to be remembered of today, `next_m` rows; null: nothing
+ * num_steps        how many have been remembered
+ * kept_rows        out: the rows
+ * var_coefficient  out: their coefficients in d var / dW [r, m, c]
+ * var_jacobian     out, as gradients: the rest of d var / dW [c, i]
+ * dvar_dvar        out: d var / d past var [r, c]
+ * next_...         out: what is to be remembered of today; null: nothing
  * scratch          room, see `Tables.room` */
 #ifndef MEMORY
 #define MEMORY(FIELD)                                                                                                  \
     FIELD('n', int64_t, r) FIELD('n', int64_t, m) FIELD('n', int64_t, groups) FIELD('n', int64_t, i)                   \
     FIELD('n', int64_t, start) FIELD('p', const REAL *, weight) FIELD('p', const REAL *, y)                            \
-    FIELD('n', int64_t, y_stride) FIELD('p', const REAL *, mean) FIELD('p', const REAL *, var)                         \
-    FIELD('p', const REAL *, rows) FIELD('p', const REAL *, at) FIELD('p', const REAL *, centred)                      \
-    FIELD('p', const REAL *, var_grad) FIELD('p', const REAL *, var_at) FIELD('p', REAL *, kept_rows)                       \
-    FIELD('p', REAL *, var_coefficient) FIELD('p', REAL *, dvar_dvar) FIELD('p', REAL *, var_jacobian) FIELD('p', REAL *, next_rows)     \
-    FIELD('p', REAL *, next_at) FIELD('p', REAL *, next_centred) FIELD('p', REAL *, next_var_grad)                     \
-    FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)
+    FIELD('n', int64_t, y_stride) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', REAL *, count)           \
+    FIELD('p', REAL *, rows) FIELD('p', REAL *, at) FIELD('p', REAL *, centred) FIELD('p', REAL *, var_grad)           \
+    FIELD('p', REAL *, var_at) FIELD('p', int64_t *, num_steps) FIELD('p', REAL *, kept_rows)                          \
+    FIELD('p', REAL *, var_coefficient) FIELD('p', REAL *, var_jacobian) FIELD('p', REAL *, dvar_dvar)                 \
+    FIELD('p', REAL *, next_rows) FIELD('p', REAL *, next_at) FIELD('p', REAL *, next_centred)                         \
+    FIELD('p', REAL *, next_var_grad) FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)
 #endif
 struct NAME(memory) { MEMORY(DECLARE) };
 #define DESCRIBED NAME(memory)
@@ -228,4 +230,31 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
         *batch->num_batches_tracked += 1;
     }
     return outcome;
+}
+
+/* Write the first `amount` of `places` rows of `size` numbers to a slot of a ring; the others are 0. */
+static void NAME(fill)(OUT ring, int64_t slot, IN next, int64_t amount, int64_t places, int64_t size) {
+    OUT place = ring + slot * places * size;
+    memcpy(place, next, (size_t)(amount * size) * sizeof(REAL));
+    memset(place + amount * size, 0, (size_t)((places - amount) * size) * sizeof(REAL));
+}
+
+/* Remember the step: overwrite a slot of the rings with what `step` has made. */
+void NAME(remember)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables,
+                    int64_t slot) {
+    const int64_t c = batch->c, m = memory->m, row = memory->groups * memory->i, amount = tables->amount + 1;
+    NAME(fill)(memory->mean, slot, batch->today_mean, 1, 1, c);
+    NAME(fill)(memory->var, slot, batch->today_var, 1, 1, c);
+    memory->count[slot] = (REAL)(batch->n * batch->s);
+    if (memory->centred != 0) {
+        NAME(fill)(memory->rows, slot, memory->next_rows, amount, m, row);
+        NAME(fill)(memory->at, slot, memory->next_at, amount, m, c);
+        NAME(fill)(memory->centred, slot, memory->next_centred, amount, m, c);
+    } else {
+        NAME(fill)(memory->rows, slot, memory->next_rows, 1, 1, row);
+        NAME(fill)(memory->at, slot, memory->next_at, 1, 1, c);
+        NAME(fill)(memory->var_grad, slot, memory->next_var_grad, 1, 1, c * memory->i);
+        NAME(fill)(memory->var_at, slot, memory->next_var_at, 1, 1, c);
+    }
+    *memory->num_steps += 1;
 }
