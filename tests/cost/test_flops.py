@@ -81,7 +81,7 @@ def test_large_weights_meet_their_samples_in_both_directions() -> None:
     for _ in range(4):
         model(x).sum().backward()
     model.zero_grad()
-    of_a_step, mean_patch = 2 * (1 + 10) * conv.weight.numel(), 2 * 64 * 36 * 9  # of 36 pixels what 9 taps read
+    of_a_step, mean_patch = 2 * (1 + 10) * conv.weight.numel(), 2 * 64 * (36 * 3 + 18 * 3)  # 3 taps by 3
     # Three remembered steps in both directions, and today's, which will be.
     expected = Flops(4 * of_a_step + mean_patch, 3 * of_a_step)
     assert count_step(lambda: model(x).sum()).products - without == expected
