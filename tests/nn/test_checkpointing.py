@@ -253,7 +253,7 @@ def test_update_bn_is_that_of_batchnorm(reentrant: bool) -> None:
     torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
 
 
-def ledger_sizes(model: nn.Module) -> list[int]:
+def cache_sizes(model: nn.Module) -> list[int]:
     gc.collect()
     return [len(norm._recompute_cache._records) for norm in model.modules() if isinstance(norm, CrossIterBatchNorm)]
 
@@ -265,18 +265,18 @@ def test_records_live_as_long_as_the_graph(reentrant: bool, burn_in: int) -> Non
     a, b = (x.requires_grad_() for x in inputs(2))
     first = FORWARDS["blocks"](model, a, reentrant)
     second = FORWARDS["blocks"](model, b, reentrant)
-    assert ledger_sizes(model) == [2, 2, 2]
+    assert cache_sizes(model) == [2, 2, 2]
     second.sum().backward()
     del second
-    assert ledger_sizes(model) == [1, 1, 1]
+    assert cache_sizes(model) == [1, 1, 1]
     del first  # without backward
-    assert ledger_sizes(model) == [0, 0, 0]
+    assert cache_sizes(model) == [0, 0, 0]
 
 
 def test_without_checkpointing_nothing_is_recorded() -> None:
     model = converted()
     out = model(inputs(1)[0])
-    assert ledger_sizes(model) == [0, 0, 0]
+    assert cache_sizes(model) == [0, 0, 0]
     assert out.requires_grad
 
 

@@ -266,13 +266,3 @@ def test_synchronized_over_one_process() -> None:
     y, weights = batch((3, 5, 5)).requires_grad_(), parameters_of(model)
     expected = products(curved(reference(weights, y)), [y, *weights.values()])
     right_or_refused("1", lambda: products(curved(model(y)), [y, *model.parameters()]), expected)
-
-
-def test_two_layers() -> None:
-    first, second = nn.Conv2d(2, 3, 3, bias=False), nn.Conv2d(3, 2, 1, bias=False)
-    model = nn.Sequential(first, nn.BatchNorm2d(3), nn.Tanh(), second, nn.BatchNorm2d(2)).double()
-    crossbn.convert_(model, window=3, positions=None, layers=2, decay=1.0)
-    model(batch((2, 5, 5))).square().sum().backward()
-    y, directions = batch((2, 5, 5)), [torch.randn_like(p) for p in model.parameters()]
-    expected = change_of_first_gradients(model, y, directions)
-    right_or_refused("4", lambda: second_gradients(model, y, directions), expected, 1e-5)

@@ -15,7 +15,7 @@ WINDOW, BATCH = 4, 4
 
 
 def network() -> nn.Sequential:
-    """Both forms of history occur in it."""
+    """Both storages occur in it."""
     torch.manual_seed(0)
     widths = [3, 24, 48, 96, 96]
     layers: list[nn.Module] = []
@@ -43,7 +43,7 @@ def errors() -> dict[str, Tensor]:
     model = network()
     crossbn.convert_(model, window=WINDOW)
     norms = {i: norm for i, norm in enumerate(model) if isinstance(norm, CrossIterBatchNorm2d)}
-    assert {type(norm.segments[0].form).__name__ for norm in norms.values()} == {"Gradients", "Samples"}
+    assert {type(norm.segments[0].storage).__name__ for norm in norms.values()} == {"GradientStorage", "PatchStorage"}
     shadows = {
         i: {
             kind: CrossIterBatchNorm2d(norm.num_features, window=WINDOW, positions=positions).attach_(model[i - 1])
@@ -65,7 +65,7 @@ def errors() -> dict[str, Tensor]:
             truth = true_variances(model, [batch(step - age)[0] for age in range(WINDOW)])
             for i, kinds in shadows.items():
                 for kind, shadow in kinds.items():
-                    past = shadow.sources[0].past()
+                    past = shadow.segments[0].past()
                     found[kind].append((past.compensated_var.clamp_min(0) / truth[i] - 1).abs().mean())
                 found["naive"].append((past.var / truth[i] - 1).abs().mean())
         images, target = batch(step)

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 import crossbn
 from crossbn import functional as C
 
-FORMS = [C.Plan("gradient", 20), C.Plan("gradient", None), C.Plan("samples", 20)]
+PLANS = [C.Plan("gradient", 20), C.Plan("gradient", None), C.Plan("patches", 20)]
 
 
-@pytest.fixture(params=FORMS, ids=str)
-def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(C, "choose_plan", lambda *_: request.param)
+@pytest.fixture(params=PLANS, ids=str)
+def _plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crossbn.functional.storage.choose_plan", lambda *_: request.param)
 
 
 def make(**options: object) -> nn.Sequential:
@@ -30,7 +30,7 @@ def bulk_bytes(model: nn.Module) -> dict[torch.dtype, int]:
     return sizes
 
 
-@pytest.mark.usefixtures("_form")
+@pytest.mark.usefixtures("_plan")
 def test_unchanged_weights_are_pooled_exactly() -> None:
     model = make().double()
     plain = nn.BatchNorm2d(6).double()
@@ -40,7 +40,7 @@ def test_unchanged_weights_are_pooled_exactly() -> None:
     torch.testing.assert_close(outputs[-1], together[-2:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.usefixtures("_form")
+@pytest.mark.usefixtures("_plan")
 def test_rounding_is_all_that_changes() -> None:
     def outputs(model: nn.Module) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from crossbn import functional as C
 from crossbn import nn as cnn
 from crossbn.functional import geometry_of
-from crossbn.nn import quick
+from crossbn.ops import cpu
 from tests.reference.cross_iteration import ReferenceNorm
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
@@ -151,10 +151,10 @@ def test_modes_with_invalid_entries(backward: str, invalid: str, order: int) -> 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("plan", [C.Plan("samples", None), C.Plan("samples", 999), C.Plan("gradient", 999)])
-def test_every_form_equals_the_reference(name: str, plan: C.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathered patches instead of a weight gradient, and samples instead of a gradient, of all positions."""
-    monkeypatch.setattr(C, "choose_plan", lambda *_: plan)
+@pytest.mark.parametrize("plan", [C.Plan("patches", None), C.Plan("patches", 999), C.Plan("gradient", 999)])
+def test_every_storage_equals_the_reference(name: str, plan: C.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathered patches instead of a weight gradient, and patches instead of a gradient, of all positions."""
+    monkeypatch.setattr("crossbn.functional.storage.choose_plan", lambda *_: plan)
     make, shape = OPERATORS[name]
     torch.manual_seed(1)
     check(make(), shape, torch.float64)
@@ -162,26 +162,26 @@ def test_every_form_equals_the_reference(name: str, plan: C.Plan, monkeypatch: p
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("form", ["samples", "gradient"])
+@pytest.mark.parametrize("storage", ["patches", "gradient"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("jump", [0.05, 1.0])
 def test_compiled_code_equals_the_reference(
-    name: str, form: Any, dtype: torch.dtype, jump: float, monkeypatch: pytest.MonkeyPatch
+    name: str, storage: Any, dtype: torch.dtype, jump: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual case: nothing added to the operator's output, no bias, samples; here, of all positions."""
     if dtype == torch.float32 and jump == 1.0:
         jump = 0.5
-    monkeypatch.setattr(C, "choose_plan", lambda *_: C.Plan(form, 999))
+    monkeypatch.setattr("crossbn.functional.storage.choose_plan", lambda *_: C.Plan(storage, 999))
     used = 0
-    observe = quick.observe
+    step = cpu.step
 
     def count(*args: Any) -> Any:
         nonlocal used
-        found = observe(*args)
+        found = step(*args)
         used += found is not None
         return found
 
-    monkeypatch.setattr(quick, "observe", count)
+    monkeypatch.setattr(cpu, "step", count)
     make, shape = OPERATORS[name]
     torch.manual_seed(1)
     module = make()

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import nn as cnn
-from crossbn.functional import equal_votes, library, votes_by_age
+from crossbn.functional import weights_by_age
+from crossbn.ops import library
 
 INF, NAN = float("inf"), float("nan")
 
@@ -53,7 +54,8 @@ def norm_of(model: nn.Module, name: str = "1") -> cnn.CrossIterBatchNorm:
 
 
 def steps_remembered(model: nn.Module) -> int:
-    return len(norm_of(model).sources[0].history.recall()[0]["mean"])
+    history = norm_of(model).segments[0].history
+    return min(int(history.num_steps), history.slots)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -455,8 +457,7 @@ def test_a_look_in_inference_mode_does_not_spoil_training(native: bool, decay: f
     network = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
     crossbn.convert_(network, window=11, decay=decay)  # a window that no other test has
     x = torch.randn(2, 3, 6, 6)
-    equal_votes.cache_clear()
-    votes_by_age.cache_clear()
+    weights_by_age.cache_clear()
     with nullcontext() if native else library.switched_off():
         network(x).sum().backward()
         with torch.inference_mode():

@@ -136,7 +136,8 @@ def _pool(
     if settings.backward == "through" and storage is not None and back is not None and len(past_mean) > 0:
         assert today.terms is not None
         local = 1 if today.local is None else today.local
-        of_bias = None if bias is None else (pooled.weight.sum(0) * local, pooled.dvar_dmean.sum(0) * local)
+        of_mean = (pooled.weight.sum(0) * local).expand_as(pooled.mean)
+        of_bias = None if bias is None else (of_mean, pooled.dvar_dmean.sum(0) * local)
         jacobians = storage.jacobians(kept, back, today.terms, pooled)
         dependence = C.Dependence(jacobians, pooled.dvar_dvar, of_bias, settings.order == 2, storage.centres)
     counted: float | Tensor
