@@ -137,7 +137,7 @@ class EarlierOperator(Operator):
     def __init__(self, module: nn.Module, label: str, channels: int) -> None:
         self.module, self.label = module, label
         inputs = channels * self.leaf.numel()
-        # The stride stands for what it cannot be known of the moments: whether the gradients are finite.
+        # With a stride the step looks whether the gradients are finite, which the moments do not tell.
         super().__init__(Geometry(channels, inputs, channels, (1,), (2,), (1,), ((0, 0),)), None)
         self.x: Tensor | None = None
         self.has_graph = False
@@ -260,7 +260,7 @@ class TwoLayerSegment(Segment):
             self._leaf = self.earlier.leaf
             self.forget()
         operands, bias = super().operands(x, calls)
-        if operands:  # an input, so that the nearest operator's is compared with what it made
+        if operands:  # without an input here, the step would not compare `x` with what the nearest operator makes
             operands[1] = operands[1]._replace(y=self.earlier.x)
         return operands, bias
 
