@@ -20,6 +20,7 @@ is the "count trick" (passing k times the count) with a count per channel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from crossbn.functional.dependence import Jacobian
 from crossbn.functional.moments import channelwise
 
 
@@ -37,7 +39,11 @@ class Gradients(NamedTuple):
     gamma: Tensor
     beta: Tensor
     mean: Tensor
+    """a of the table above."""
     var: Tensor
+    """v of the table above."""
+    weights: list[Tensor]
+    """[C, I] each: of the operators whose Jacobians were given."""
 
 
 def normalized(x: Tensor, mean: Tensor, var: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Tensor:
@@ -56,10 +62,24 @@ def gradients(
     share: Tensor,
     gamma: Tensor,
     eps: float,
+    jacobians: Sequence[tuple[int, Jacobian]] = (),
     count: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Gradients:
-    """Return the gradients of the table above; with `group`, today's batch is of all its processes, `count` in all."""
+    """Return the gradients of the table above, and those of weights that the statistics follow.
+
+    Args:
+        grad: of the output.
+        x: input.
+        mean: pooled mean.
+        var: pooled variance.
+        share: today's weight in them.
+        gamma: scale.
+        eps: added to the variance.
+        jacobians: of operators, each with the first of the channels that it feeds.
+        count: with `group`, the positions of today's batch, which is of all its processes.
+        group: processes; None for this one alone.
+    """
     invstd = torch.rsqrt(var + eps)
     if group is None and not native_available(x):
         dx, grad_gamma, grad_beta = _blend_native(grad, x, mean, invstd, share, gamma, eps)
@@ -76,7 +96,12 @@ def gradients(
         dx = blend_gradient(grad, x, mean, invstd, gamma, sum_grad * share, sum_product * share, count)
         sum_normalized = sum_product * invstd
     scale = (gamma * invstd).neg_()
-    return Gradients(dx, grad_gamma, grad_beta, scale * sum_grad, (scale * invstd).mul_(sum_normalized).mul_(0.5))
+    a, v = scale * sum_grad, (scale * invstd).mul_(sum_normalized).mul_(0.5)
+    weights = []
+    for start, jacobian in jacobians:
+        stop = start + jacobian.var_coefficient.shape[2]
+        weights.append(jacobian.weight_gradient(a[start:stop], v[start:stop]))
+    return Gradients(dx, grad_gamma, grad_beta, a, v, weights)
 
 
 def _blend_native(

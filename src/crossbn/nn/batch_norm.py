@@ -25,6 +25,9 @@ class GuardedBatchNorm(BatchNormBase):
         expected_shape = (self.num_features,)
         if input.shape[1:2] != expected_shape:
             raise ValueError(f"{self.label}: expected {self.num_features} channels, got {tuple(input.shape)}")
+
+    def _check_vectors(self) -> None:
+        expected_shape = (self.num_features,)
         for name, vector in (*self._parameters.items(), *self._buffers.items()):  # not every kernel asks
             if vector is not None and vector.shape != expected_shape and name != "num_batches_tracked":
                 shape = tuple(vector.shape)

@@ -136,6 +136,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if not self.training or is_exporting():
             return super().forward(x)  # which checks as well
         self._check_input_dim(x)
+        self._check_vectors()
         if x.numel() == 0:
             return self._batch_norm(x, update=False)
         try:
@@ -308,6 +309,14 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         y = self._normalize(x, inputs, statistics)
         self._update_running(statistics)
         return y
+
+    def train(self, mode: bool = True) -> CrossIterBatchNorm:
+        """Set the mode, as for any module. In evaluation nobody watches the operators."""
+        super().train(mode)
+        for segment in self.feeds.segments():
+            for producer in segment.producers:
+                producer.watch_(mode or producer.module.training)
+        return self
 
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""

@@ -56,10 +56,8 @@ class Producer:
         self.copies = False
         self._known = module._parameters.get("weight")
         self._latest = _Latest()
-        self._handles = [
-            module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True),
-            module.register_load_state_dict_post_hook(self._see_load),
-        ]
+        self._forward_handle = module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True)
+        self._handles = [self._forward_handle, module.register_load_state_dict_post_hook(self._see_load)]
         if parametrize.is_parametrized(module, "weight"):
             parametrization: nn.Module = module.parametrizations["weight"]  # type: ignore[index, assignment]
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
@@ -141,6 +139,16 @@ class Producer:
     def bias(self) -> Tensor | None:
         """Today's bias."""
         return self.module.bias  # type: ignore[return-value]  # Module attributes are untyped
+
+    def watch_(self, wanted: bool) -> None:
+        """Take the forward hook off, or put it on again, under the same number: compiled code would miss it else."""
+        module, key = self.module, self._forward_handle.id
+        if wanted and key not in module._forward_hooks:
+            module._forward_hooks[key] = self._see_forward  # type: ignore[assignment]  # with kwargs, see the next line
+            module._forward_hooks_with_kwargs[key] = True
+            module._forward_hooks.move_to_end(key, last=False)
+        elif not wanted and key in module._forward_hooks:
+            del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
 
     def release(self, fed: Fed) -> None:
         """Stop feeding a segment; the last one takes the hooks away."""

@@ -4,8 +4,7 @@
 |---|---|
 | `moments` | mean and variance of a batch |
 | `step` | pools them with the remembered ones at today's weights, and makes what is to be remembered |
-| `step_backward` | the gradients of the normalization |
-| `weight_gradient` | what today's weights have of them by way of the remembered steps |
+| `step_backward` | the gradients of the normalization, and of today's weights by way of the remembered steps |
 
 `reference.py` does all of it with torch's operators, on any device. An implementation for a device is a file with
 functions of the same names and arguments that return None where the case is not theirs; it has a line in `DEVICES`.
@@ -13,6 +12,7 @@ functions of the same names and arguments that return None where the case is not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -58,20 +58,17 @@ def step_backward(
     share: Tensor,
     gamma: Tensor,
     eps: float,
+    jacobians: Sequence[tuple[int, C.Jacobian]] = (),
     count: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> C.Gradients:
-    """Return the gradients of the normalization; see `functional.gradients`."""
+    """Return the gradients of the normalization and of the operators' weights; see `functional.gradients`."""
     device = None if group is not None else DEVICES.get(x.device.type)
-    found: C.Gradients | None = None if device is None else device.step_backward(grad, x, mean, var, share, gamma, eps)
-    return C.gradients(grad, x, mean, var, share, gamma, eps, count, group) if found is None else found
-
-
-def weight_gradient(jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
-    """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
-    device = DEVICES.get(grad_mean.device.type)
-    found: Tensor | None = None if device is None else device.weight_gradient(jacobian, grad_mean, grad_var)
-    return jacobian.weight_gradient(grad_mean, grad_var) if found is None else found
+    if device is not None:
+        found: C.Gradients | None = device.step_backward(grad, x, mean, var, share, gamma, eps, jacobians)
+        if found is not None:
+            return found
+    return C.gradients(grad, x, mean, var, share, gamma, eps, jacobians, count, group)
 
 
 def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag = True) -> None:
@@ -101,5 +98,4 @@ __all__ = [
     "step",
     "step_backward",
     "take_over",
-    "weight_gradient",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -120,36 +120,33 @@ class _Normalize(torch.autograd.Function):
             runs.append(Run(start, stop, geometries, C.Dependence.of_tensors(tensors, len(geometries), *flags)))
         if torch.is_grad_enabled() and not compiling:
             return _differentiable(ctx, grad, (x, mean, var, gamma), share, runs)
-        found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, count, ctx.group)
-        own = found.x, found.mean, found.var, found.gamma, found.beta
         needed = ctx.needs_input_grad
-        of_operands = _of_operands(runs, ctx.operands, needed[6:], found.mean, found.var)
-        return *(each if wanted else None for each, wanted in zip(own, needed, strict=False)), None, *of_operands
+        operators = [
+            (run, geometry, jacobian)
+            for run in runs
+            for geometry, jacobian in zip(run.geometries, run.dependence.jacobians, strict=True)
+        ]
+        jacobians = [(run.start, jacobian) for i, (run, _, jacobian) in enumerate(operators) if needed[6 + 2 * i]]
+        found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, jacobians, count, ctx.group)
+        own = found.x, found.mean, found.var, found.gamma, found.beta
+        grads = [each if wanted else None for each, wanted in zip(own, needed, strict=False)]
+        weights = iter(found.weights)
+        grads.append(None)
+        for i, (run, geometry, _) in enumerate(operators):
+            weight, bias = ctx.operands[2 * i : 2 * i + 2]
+            grads.append(_shaped(next(weights), geometry, weight) if needed[6 + 2 * i] else None)
+            of_bias = None
+            if needed[7 + 2 * i] and run.dependence.of_bias is not None:
+                part = slice(run.start, run.stop)
+                of_bias = run.dependence.bias_gradient(found.mean[part], found.var[part]).to(bias.dtype)
+            grads.append(of_bias)
+        return tuple(grads)
 
 
-def _of_operands(
-    runs: Sequence[Run], operands: Sequence[Tensor | None], needed: Sequence[bool], a: Tensor, v: Tensor
-) -> Iterator[Tensor | None]:
-    """Yield the gradients of each operator's weight and bias."""
-    i = 0
-    for start, stop, geometries, dependence in runs:
-        whole = stop - start == len(a)
-        grad_mean, grad_var = (a, v) if whole else (a[start:stop], v[start:stop])
-        for geometry, jacobian in zip(geometries, dependence.jacobians, strict=True):
-            weight, bias = operands[i : i + 2]
-            of_weight = of_bias = None
-            if weight is not None and needed[i]:
-                of_weight = ops.weight_gradient(jacobian, grad_mean, grad_var)
-                if geometry.transposed:
-                    of_weight = C.unflatten_weight(of_weight, geometry)
-                of_weight = of_weight.view(weight.shape)  # a matrix may stand for a kernel of one tap
-                if of_weight.dtype != weight.dtype:
-                    of_weight = of_weight.to(weight.dtype)
-            if bias is not None and needed[i + 1] and dependence.of_bias is not None:
-                of_bias = dependence.bias_gradient(grad_mean, grad_var).to(bias.dtype)
-            yield of_weight
-            yield of_bias
-            i += 2
+def _shaped(rows: Tensor, geometry: C.Geometry, weight: Tensor) -> Tensor:
+    """Return the gradient of a weight from rows [C, I], in its shape: a matrix may stand for a kernel of one tap."""
+    own = C.unflatten_weight(rows, geometry) if geometry.transposed else rows
+    return own.reshape(weight.shape).to(weight.dtype)
 
 
 def _differentiable(

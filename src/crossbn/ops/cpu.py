@@ -73,50 +73,51 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor])
 
 
 def step_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, share: Tensor, gamma: Tensor, eps: float
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    share: Tensor,
+    gamma: Tensor,
+    eps: float,
+    jacobians: Sequence[tuple[int, Jacobian]],
 ) -> Gradients | None:
-    """Return the gradients of the normalization, from that of the output."""
+    """Return the gradients of the normalization, from that of the output, and those of the operators' weights."""
     if not library.in_use(x):
         return None
-    vector, channels = (x.shape[1],), x.shape[1]
+    grad, x, dtype, vector, threads = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1:2], torch.get_num_threads()
     try:
-        grad, x = grad.contiguous(), x.contiguous()
-        tensors = address(grad, x.dtype, x.shape), address(x, x.dtype, x.shape)
-        statistics = address(mean, x.dtype, vector), address(var, x.dtype, vector)
-        shares = address(share, x.dtype, share.shape)
-        scale = address(gamma, x.dtype, vector)
+        tensors = address(grad, dtype, x.shape), address(x, dtype, x.shape)
+        statistics = address(mean, dtype, vector), address(var, dtype, vector)
+        scales = address(share, dtype, share.shape), int(share.numel() > 1), address(gamma, dtype, vector)
+        places = [_places(jacobian, dtype) for _, jacobian in jacobians]
     except Unfit:
         return None
-    dx, (of_gamma, of_beta, of_mean, of_var) = torch.empty_like(x), x.new_empty(4, channels).unbind()
-    library.functions[x.dtype]["step_backward"](
-        *(*tensors, *_extent(x), *statistics, eps, shares, int(share.numel() > 1), scale),
-        *(each.data_ptr() for each in (dx, of_gamma, of_beta, of_mean, of_var)),
-        torch.get_num_threads(),
-    )
-    return Gradients(dx, of_gamma, of_beta, of_mean, of_var)
+    dx, sums = torch.empty_like(x), x.new_empty(4, *vector)
+    rows = [sums.data_ptr() + i * vector[0] * sums.element_size() for i in range(4)]
+    functions = library.functions[dtype]
+    functions["step_backward"](*tensors, *_extent(x), *statistics, eps, *scales, dx.data_ptr(), *rows, threads)
+    weights = []
+    for (start, jacobian), (sizes, of_steps, rest) in zip(jacobians, places, strict=True):
+        of_var, offset = jacobian.var_coefficient, start * sums.element_size()
+        weight, scratch = x.new_empty(sizes[2], sizes[4]), torch.empty_like(of_var)
+        vectors = rows[2] + offset, rows[3] + offset, scratch.data_ptr(), weight.data_ptr()
+        functions["weight_gradient"](*sizes, *of_steps, rest, *vectors, threads)
+        weights.append(weight)
+    of_gamma, of_beta, of_mean, of_var = sums.unbind()
+    return Gradients(dx, of_gamma, of_beta, of_mean, of_var, weights)
 
 
-def weight_gradient(jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> Tensor | None:
-    """Return dL/dW [C, I] from a = dL/dmean and v = dL/dvar [C]."""
-    if not library.in_use(grad_mean):
-        return None
+def _places(jacobian: Jacobian, dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[int | None, ...], int | None]:
+    """Return the sizes of a Jacobian, and where its tensors are, as compiled code is told of it."""
     rows, of_mean, of_var, rest = jacobian
-    (steps, amount, groups, size), channels, dtype = rows.shape, len(grad_mean), grad_mean.dtype
-    try:
-        places = address(rows, dtype, rows.shape), address(of_var, dtype, (steps, amount, channels))
-        sides = [address(rest, dtype, (channels, size))]
-        sides += [address(each, dtype, (channels,)) for each in (grad_mean, grad_var)]
-        if of_mean.dtype is not dtype or not of_mean.is_cpu:
-            raise Unfit
-    except Unfit:
-        return None
-    channel_stride = of_mean.stride(1) if of_mean.shape[1] > 1 else 0
-    grad, scratch = grad_var.new_empty(channels, size), torch.empty_like(of_var)
-    library.functions[dtype]["weight_gradient"](
-        *(steps, amount, channels, groups, size, *places, of_mean.data_ptr(), of_mean.stride(0), channel_stride),
-        *(*sides, scratch.data_ptr(), grad.data_ptr(), torch.get_num_threads()),
-    )
-    return grad
+    (steps, amount, groups, size), channels = rows.shape, of_var.shape[2]
+    if of_mean.dtype is not dtype or not of_mean.is_cpu or of_mean.shape[0] != steps:
+        raise Unfit
+    channel_stride = of_mean.stride(1) if of_mean.shape[1] == channels > 1 else 0
+    places = address(rows, dtype, rows.shape), address(of_var, dtype, (steps, amount, channels))
+    strides = of_mean.data_ptr(), of_mean.stride(0), channel_stride
+    return (steps, amount, channels, groups, size), (*places, *strides), address(rest, dtype, (channels, size))
 
 
 def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Settings) -> Outcome | None:
