@@ -1,20 +1,61 @@
-"""From what was seen to what is reported: one `Pairing` for every norm of a model."""
+"""The public answer: what each batch norm of a model reads, channel by channel."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from crossbn.pairing.description import Concatenation, Description, Operator, Sum, width
-from crossbn.pairing.ledger import Ledger
-from crossbn.pairing.modules import is_norm
-from crossbn.pairing.records import Pairing, Segment
-from crossbn.pairing.symbolic import trace
+from crossbn.pairing.dataflow import Parts, Recorder
+from crossbn.pairing.tracing import trace
+from crossbn.pairing.vocabulary import is_norm
 from crossbn.pairing.watching import watch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of channels of a norm's input.
+
+    Attributes:
+        channels: Width of the run.
+        producers: Qualified names of the linear operators summed into it; empty if there are none.
+        direct: The run is the output of its one producer: no sum, nothing added or applied.
+        reason: One phrase for people, such as ``conv1``, ``conv1 + conv2 + rest`` or ``after max_pool2d``.
+        final: Nothing more is to be found: there are producers, or a closer look would find none either.
+    """
+
+    channels: int
+    producers: tuple[str, ...]
+    direct: bool
+    reason: str
+    final: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What one norm reads.
+
+    Attributes:
+        name: Qualified name of the norm, as in ``model.named_modules()``.
+        segments: In channel order; their widths add up to the norm's ``num_features``.
+        exclusive: The norm reads exactly its one producer's output, nothing else does, and both are called
+            once: folding the norm into the producer is safe.
+        origins: What the norm's one producer reads: the norms and operators that its input is computed from, by name,
+            and "input of ..." for what comes from outside. Empty if there is not one producer.
+    """
+
+    name: str
+    segments: tuple[Segment, ...]
+    exclusive: bool
+    origins: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def producers(self) -> tuple[str, ...]:
+        """Every operator of every segment, each once, in channel order."""
+        return tuple(dict.fromkeys(name for segment in self.segments for name in segment.producers))
 
 
 def find_pairs(
@@ -48,76 +89,60 @@ def find_pairs(
     """
     if not isinstance(example_inputs, tuple | None):
         raise TypeError(f"example_inputs must be a tuple of arguments, got {type(example_inputs).__name__}")
-    _refuse_lazy_modules(model)
-    norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    traced, whole = trace(model, operators, in_training)
-    ledgers = [traced]
-    if example_inputs is not None and not (whole and norms.keys() <= traced.sightings.keys()):
-        watched = watch(model, example_inputs, operators)
-        # A trace of the whole model holds for any input; traces of parts know less than one real forward.
-        ledgers = [traced, watched] if whole else [watched, traced]
-    return {name: _pairing(name, int(norm.num_features), ledgers) for name, norm in norms.items()}
-
-
-def _refuse_lazy_modules(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name!r} has no shape yet: run one forward through the lazy modules first")
+    norms = {name: module for name, module in model.named_modules() if is_norm(module)}
+    traced, whole = trace(model, operators, in_training)
+    recorders = [traced]
+    if example_inputs is not None and not (whole and norms.keys() <= traced.norm_inputs.keys()):
+        watched = watch(model, example_inputs, operators)
+        # A trace of the whole model holds for any input; traces of parts know less than one real forward.
+        recorders = [traced, watched] if whole else [watched, traced]
+    pairs = {}
+    for name, norm in norms.items():
+        recorder = next((recorder for recorder in recorders if name in recorder.norm_inputs), traced)
+        pairs[name] = _pairing(name, int(norm.num_features), recorder)
+    return pairs
 
 
-def _pairing(name: str, num_features: int, ledgers: list[Ledger]) -> Pairing:
-    """What the first ledger that saw the norm says about it."""
-    ledger = next((ledger for ledger in ledgers if name in ledger.sightings), None)
-    if ledger is None:
-        reason = "not reached by tracing"
+def _pairing(name: str, num_features: int, recorder: Recorder) -> Pairing:
+    inputs = recorder.norm_inputs.get(name, [])
+    if len(inputs) != 1:
+        reason = f"called {len(inputs)} times in a forward" if inputs else "not reached by tracing"
         return Pairing(name, _unpaired(num_features, reason), exclusive=False)
-    sightings = ledger.sightings[name]
-    if len(sightings) > 1:
-        return Pairing(name, _unpaired(num_features, f"called {len(sightings)} times in a forward"), exclusive=False)
-    segments = tuple(_without_repeated(s, ledger) for s in _segments(sightings[0].description, num_features))
-    exclusive = (
-        len(segments) == 1
-        and segments[0].direct
-        and sightings[0].value.has_one_reader
-        and not ledger.parameter_reads[segments[0].producers[0]]
-    )
-    pairing = Pairing(name, segments, exclusive)
+    segments = tuple(_without_repeated(segment, recorder) for segment in _segments(inputs[0], num_features))
+    pairing = Pairing(name, segments, exclusive=False)
     if len(pairing.producers) != 1:
         return pairing
-    return replace(pairing, origins=ledger.operator_origins[pairing.producers[0]])
+    (producer,) = pairing.producers
+    # The norm's own reading is the one use that the operator may have.
+    exclusive = len(segments) == 1 and segments[0].direct and recorder.operator_uses[producer] == 1
+    return replace(pairing, exclusive=exclusive, origins=recorder.operator_origins[producer])
 
 
-def _without_repeated(segment: Segment, ledger: Ledger) -> Segment:
-    """Take out operators that run several times in a forward: which of its calls a norm reads is not known later."""
-    repeated = [name for name in segment.producers if ledger.operator_calls[name] > 1]
-    if not repeated:
-        return segment
-    once = tuple(name for name in segment.producers if name not in repeated)
-    reason = f"{', '.join(repeated)} called several times in a forward"
-    return Segment(segment.channels, once, direct=False, reason=reason, final=bool(once))
-
-
-def _segments(description: Description, num_features: int) -> tuple[Segment, ...]:
-    parts = description.parts if isinstance(description, Concatenation) else (description,)
-    widths = [width(part) for part in parts]
+def _segments(parts: Parts, num_features: int) -> tuple[Segment, ...]:
+    widths = [part.channels for part in parts]
     known = sum(channels for channels in widths if channels is not None)
     if widths.count(None) > 1:
         return _unpaired(num_features, "channel widths unknown")
     channels = [num_features - known if channels is None else channels for channels in widths]
     if min(channels) < 1 or sum(channels) != num_features:
         return _unpaired(num_features, f"{known} channels found where the norm has {num_features}")
-    return tuple(_segment(part, count) for part, count in zip(parts, channels, strict=True))
+    return tuple(
+        Segment(count, part.operators, part.direct, part.reason, part.final)
+        for part, count in zip(parts, channels, strict=True)
+    )
 
 
-def _segment(part: Description, channels: int) -> Segment:
-    if isinstance(part, Operator):
-        return Segment(channels, (part.name,), direct=True, reason=part.name)
-    if isinstance(part, Sum):
-        producers = tuple(term.name for term in part.terms if isinstance(term, Operator))
-        addends = [*producers, "rest"] if len(producers) < len(part.terms) else producers
-        return Segment(channels, producers, direct=False, reason=" + ".join(addends))
-    assert not isinstance(part, Concatenation)  # concatenations are flat
-    return Segment(channels, (), direct=False, reason=part.reason, final=part.final)
+def _without_repeated(segment: Segment, recorder: Recorder) -> Segment:
+    """Take out operators that run several times in a forward: which of its calls a norm reads is not known later."""
+    repeated = [name for name in segment.producers if recorder.operator_calls[name] > 1]
+    if not repeated:
+        return segment
+    once = tuple(name for name in segment.producers if name not in repeated)
+    reason = f"{', '.join(repeated)} called several times in a forward"
+    return Segment(segment.channels, once, direct=False, reason=reason, final=bool(once))
 
 
 def _unpaired(num_features: int, reason: str) -> tuple[Segment, ...]:

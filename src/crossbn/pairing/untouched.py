@@ -1,4 +1,4 @@
-"""Look at a model by running its code, and leave nothing behind."""
+"""Run a model's code and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -14,42 +14,37 @@ from torch import nn
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Run a model's code without lasting effect: attributes, buffers, random state and warnings.
+    """Let the model's code run without lasting effect on attributes, buffers, hooks, random state and warnings.
 
-    Inside, buffers are copies, so the model's own are never written to. Afterwards every module has the
-    attributes it had before, training flags included. Not covered: scripted submodules, which keep their state
-    out of reach, and hooks, which whoever adds them takes off again.
+    Inside, buffers are copies, so the model's own are never written to. Afterwards every module has the attributes it
+    had before, training flags included, and no hook that was added inside. Scripted submodules are not covered: they
+    keep their state out of reach.
     """
-    plain_modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    attributes = [dict(vars(module)) for module in plain_modules]
-    with ExitStack() as stack:
-        stack.enter_context(_random_state_kept(model))
-        stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(torch.no_grad())
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    attributes = [dict(vars(module)) for module in modules]
+    copies: dict[int, torch.Tensor] = {}  # by id, so that a buffer shared by two modules stays shared
+    with _random_state_kept(model), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            _copy_buffers(plain_modules)
+            for module, before in zip(modules, attributes, strict=True):
+                hooks = {key: dict_.copy() for key, dict_ in before.items() if key.startswith("_forward_")}
+                buffers = {
+                    name: buffer if buffer is None else copies.setdefault(id(buffer), buffer.clone())
+                    for name, buffer in module._buffers.items()
+                }
+                vars(module).update(hooks, _buffers=buffers)
             yield
         finally:
-            for module, before in zip(plain_modules, attributes, strict=True):
+            for module, before in zip(modules, attributes, strict=True):
                 vars(module).clear()
                 vars(module).update(before)
-
-
-def _copy_buffers(plain_modules: list[nn.Module]) -> None:
-    copies: dict[int, torch.Tensor] = {}  # by id, so that a buffer shared by two modules stays shared
-    for module in plain_modules:
-        vars(module)["_buffers"] = {
-            name: buffer if buffer is None else copies.setdefault(id(buffer), buffer.clone())
-            for name, buffer in module._buffers.items()
-        }
 
 
 @contextmanager
 def _random_state_kept(model: nn.Module) -> Iterator[None]:
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     python_state = random.getstate()
-    numpy = sys.modules.get("numpy")  # its state can only have been touched if something imported it
+    numpy = sys.modules.get("numpy")  # Its state can only be touched if something has imported it.
     numpy_state = numpy.random.get_state() if numpy is not None else None
     try:
         with torch.random.fork_rng(devices=list(devices)):
