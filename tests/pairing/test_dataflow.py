@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from crossbn.pairing.dataflow import Part, Parts, Recorder, add, concatenate, opaque, width
+from crossbn.pairing.dataflow import Part, Parts, Recorder, Value, add, concatenate, opaque, width
 
 
 def operator(name: str, channels: int = 4, dimensions: int = 4) -> Part:
@@ -34,7 +34,8 @@ def sum_of(*names: str, channels: int = 4, rest: bool = False) -> Part:
     ],
 )
 def test_sums_are_flat(operands: list[Parts], expected: Part) -> None:
-    assert add(operands) == (expected,)
+    first, second = map(Value, operands)
+    assert add(first, second) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_sums_are_flat(operands: list[Parts], expected: Part) -> None:
     ],
 )
 def test_concatenations_are_flat_and_along_channels(operands: list[Parts], dim: int, expected: Parts) -> None:
-    assert concatenate(operands, dim) == expected
+    assert concatenate([Value(parts) for parts in operands], dim) == expected
 
 
 @pytest.mark.parametrize(("parts", "expected"), [((A,), 4), ((UNKNOWN,), None), ((A, WIDE), 10), ((A, UNKNOWN), None)])
@@ -62,14 +63,15 @@ def test_width(parts: Parts, expected: int | None) -> None:
 
 def test_what_counts_as_a_use() -> None:
     """Copies and looks at the shape are none; every reader of the output, of a copy, or of the weight is one."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 1))
+    conv = nn.Conv2d(3, 4, 1)
+    model = nn.Sequential(conv)
     recorder = Recorder(model)
-    out = recorder.call_module(model[0], (recorder.make_input(model),), {})
+    out = recorder.call_module(conv, (recorder.make_input(model),), {})
     copy = recorder.call_function("clone", (out,), {})
     recorder.call_function("size", (out, 1), {})
     assert (copy.parts, recorder.operator_uses["0"]) == (out.parts, 0)
     recorder.call_function("relu", (copy,), {})
-    recorder.use_parameter(model[0].weight)
+    recorder.use([conv.weight])
     assert recorder.operator_uses["0"] == 2
 
 

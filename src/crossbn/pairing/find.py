@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from crossbn.pairing.dataflow import Parts, Recorder
+from crossbn.pairing.dataflow import Part, Parts, Recorder
 from crossbn.pairing.tracing import trace
 from crossbn.pairing.vocabulary import is_norm
 from crossbn.pairing.watching import watch
@@ -93,25 +93,20 @@ def find_pairs(
         if is_lazy(tensor):
             raise ValueError(f"{name!r} has no shape yet: run one forward through the lazy modules first")
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    traced, whole = trace(model, operators, in_training)
-    recorders = [traced]
+    traced, watched = Recorder(model, operators), Recorder(model, operators)
+    whole = trace(model, traced, in_training)
     if example_inputs is not None and not (whole and norms.keys() <= traced.norm_inputs.keys()):
-        watched = watch(model, example_inputs, operators)
-        # A trace of the whole model holds for any input; traces of parts know less than one real forward.
-        recorders = [traced, watched] if whole else [watched, traced]
-    pairs = {}
-    for name, norm in norms.items():
-        recorder = next((recorder for recorder in recorders if name in recorder.norm_inputs), traced)
-        pairs[name] = _pairing(name, int(norm.num_features), recorder)
-    return pairs
+        watch(model, watched, example_inputs)
+    # A trace of the whole model holds for any input; traces of parts know less than one real forward.
+    first, second = (traced, watched) if whole else (watched, traced)
+    return {
+        name: _pairing(name, int(norm.num_features), first if name in first.norm_inputs else second)
+        for name, norm in norms.items()
+    }
 
 
 def _pairing(name: str, num_features: int, recorder: Recorder) -> Pairing:
-    inputs = recorder.norm_inputs.get(name, [])
-    if len(inputs) != 1:
-        reason = f"called {len(inputs)} times in a forward" if inputs else "not reached by tracing"
-        return Pairing(name, _unpaired(num_features, reason), exclusive=False)
-    segments = tuple(_without_repeated(segment, recorder) for segment in _segments(inputs[0], num_features))
+    segments = _segments(recorder.norm_inputs.get(name, []), num_features, recorder)
     pairing = Pairing(name, segments, exclusive=False)
     if len(pairing.producers) != 1:
         return pairing
@@ -121,29 +116,29 @@ def _pairing(name: str, num_features: int, recorder: Recorder) -> Pairing:
     return replace(pairing, exclusive=exclusive, origins=recorder.operator_origins[producer])
 
 
-def _segments(parts: Parts, num_features: int) -> tuple[Segment, ...]:
-    widths = [part.channels for part in parts]
-    known = sum(channels for channels in widths if channels is not None)
-    if widths.count(None) > 1:
-        return _unpaired(num_features, "channel widths unknown")
-    channels = [num_features - known if channels is None else channels for channels in widths]
-    if min(channels) < 1 or sum(channels) != num_features:
-        return _unpaired(num_features, f"{known} channels found where the norm has {num_features}")
-    return tuple(
-        Segment(count, part.operators, part.direct, part.reason, part.final)
-        for part, count in zip(parts, channels, strict=True)
-    )
-
-
-def _without_repeated(segment: Segment, recorder: Recorder) -> Segment:
-    """Take out operators that run several times in a forward: which of its calls a norm reads is not known later."""
-    repeated = [name for name in segment.producers if recorder.operator_calls[name] > 1]
-    if not repeated:
-        return segment
-    once = tuple(name for name in segment.producers if name not in repeated)
-    reason = f"{', '.join(repeated)} called several times in a forward"
-    return Segment(segment.channels, once, direct=False, reason=reason, final=bool(once))
-
-
-def _unpaired(num_features: int, reason: str) -> tuple[Segment, ...]:
+def _segments(inputs: list[Parts], num_features: int, recorder: Recorder) -> tuple[Segment, ...]:
+    """Return what a norm has read in its one call, or one segment that says why that is not known."""
+    parts = inputs[0] if inputs else ()
+    known = sum(part.channels for part in parts if part.channels is not None)
+    channels = [num_features - known if part.channels is None else part.channels for part in parts]
+    if not inputs:
+        reason = "not reached by tracing"
+    elif len(inputs) > 1:
+        reason = f"called {len(inputs)} times in a forward"
+    elif [part.channels for part in parts].count(None) > 1:
+        reason = "channel widths unknown"
+    elif min(channels) < 1 or sum(channels) != num_features:
+        reason = f"{known} channels found where the norm has {num_features}"
+    else:
+        return tuple(_segment(part, count, recorder) for part, count in zip(parts, channels, strict=True))
     return (Segment(num_features, (), direct=False, reason=reason, final=False),)
+
+
+def _segment(part: Part, channels: int, recorder: Recorder) -> Segment:
+    repeated = [name for name in part.operators if recorder.operator_calls[name] > 1]
+    if not repeated:
+        return Segment(channels, part.operators, part.direct, part.reason, part.final)
+    # Which of several calls of an operator the norm reads is not known later, so the operator is no producer.
+    once = tuple(name for name in part.operators if name not in repeated)
+    reason = f"{', '.join(repeated)} called several times in a forward"
+    return Segment(channels, once, direct=False, reason=reason, final=bool(once))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,28 +16,24 @@ from crossbn.pairing.untouched import untouched
 from crossbn.pairing.vocabulary import holds_norm, is_leaf, name_of
 
 
-def trace(model: nn.Module, operators: Collection[nn.Module] = (), in_training: bool = True) -> tuple[Recorder, bool]:
-    """Follow the calls of a model's forward symbolically.
+def trace(model: nn.Module, recorder: Recorder, in_training: bool) -> bool:
+    """Follow the calls of a model's forward symbolically, and return whether it could be traced as a whole.
 
-    Returns:
-        The recorder, and whether the model could be traced as a whole. Where not, each of its largest traceable
-        parts has been traced alone, and its inputs are opaque.
+    Where not, each of its largest traceable parts is traced alone, and its inputs are opaque.
     """
-    recorder = Recorder(model, operators)
     with untouched(model):
         for module in model.modules():
-            # So that heads used in training only are reached. Dropouts stay as they are: one that is switched
-            # off is looked through.
+            # A training forward reaches heads that are used in training only. Dropouts keep their mode: one that is
+            # switched off is looked through.
             if not isinstance(module, _DropoutNd | torch.jit.ScriptModule):
                 module.training = in_training
-        whole = _follow(model, recorder)
-    return recorder, whole
+        return _trace_largest_parts(model, recorder)
 
 
-def _follow(module: nn.Module, recorder: Recorder) -> bool:
+def _trace_largest_parts(module: nn.Module, recorder: Recorder) -> bool:
     if is_leaf(module) or not holds_norm(module):
         return False
-    # Options of forward are best traced with their defaults; the first argument is the data.
+    # The first argument of forward is the data; options are best traced with their defaults.
     options = list(inspect.signature(type(module).forward).parameters.values())[2:]
     defaults = {option.name: option.default for option in options if option.default is not inspect.Parameter.empty}
     try:
@@ -45,17 +41,14 @@ def _follow(module: nn.Module, recorder: Recorder) -> bool:
     except Exception:
         # Model code that needs real tensors fails in ways of its own, so any error means "not traceable".
         for child in module.children():
-            _follow(child, recorder)
+            _trace_largest_parts(child, recorder)
         return False
     _replay(graph, module, recorder)
     return True
 
 
 def _recording(function: Callable[..., Any]) -> Callable[..., fx.Proxy]:
-    def record(proxy: fx.Proxy, *operands: Any) -> fx.Proxy:
-        return proxy.tracer.create_proxy("call_function", function, (proxy, *operands), {})
-
-    return record
+    return lambda proxy, *operands: proxy.tracer.create_proxy("call_function", function, (proxy, *operands), {})
 
 
 class _Proxy(fx.Proxy):
@@ -78,27 +71,21 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
         return is_leaf(m)
 
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # torch.fx refuses a module that is not in the model, such as nn.ReLU() made inside forward.
-        if m not in (self.submodule_paths or {}):
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        known = m in (self.submodule_paths or {})
+        return super().call_module(m, forward, args, kwargs) if known else forward(*args, **kwargs)
 
 
 def _replay(graph: fx.Graph, root: nn.Module, recorder: Recorder) -> None:
     """Report a traced graph to the recorder, node by node in the order of execution."""
     values: dict[fx.Node, Any] = {}  # a Value each, which is more than torch.fx types as an argument
     for node in graph.nodes:
-        args = fx.node.map_arg(node.args, values.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "placeholder":
             values[node] = recorder.make_input(root)
         elif node.op == "get_attr":
-            attribute = operator.attrgetter(node.target)(root)
-            if isinstance(attribute, nn.Parameter):
-                recorder.use_parameter(attribute)
+            recorder.use([operator.attrgetter(node.target)(root)])
             values[node] = Value(opaque(f"attribute {node.target}"))
         elif node.op == "call_module":
             values[node] = recorder.call_module(root.get_submodule(node.target), args, kwargs)
@@ -107,5 +94,6 @@ def _replay(graph: fx.Graph, root: nn.Module, recorder: Recorder) -> None:
         else:
             called = node.args[1] if node.target is getattr else node.target
             values[node] = recorder.call_function(name_of(called), args, kwargs)
-    kept = leaves([vars(module) for module in root.modules()])  # The model may have stored intermediate results.
-    recorder.use(values[leaf.node] for leaf in kept if isinstance(leaf, fx.Proxy) and leaf.node in values)
+    # The model may have stored intermediate results.
+    stored = leaves([vars(module) for module in root.modules()])
+    recorder.use(values[leaf.node] for leaf in stored if isinstance(leaf, fx.Proxy) and leaf.node in values)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+_HOOKS = {key for key in vars(nn.Module()) if key.startswith("_forward_")}
+
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
@@ -26,8 +28,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     with _random_state_kept(model), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            for module, before in zip(modules, attributes, strict=True):
-                hooks = {key: dict_.copy() for key, dict_ in before.items() if key.startswith("_forward_")}
+            for module in modules:
+                hooks = {key: value.copy() for key, value in vars(module).items() if key in _HOOKS}
                 buffers = {
                     name: buffer if buffer is None else copies.setdefault(id(buffer), buffer.clone())
                     for name, buffer in module._buffers.items()

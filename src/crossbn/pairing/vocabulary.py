@@ -12,9 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.functional import LINEAR_OPERATORS
 
-ADDITIONS = {"add", "add_"}
-CONCATENATIONS = {"cat", "concat", "concatenate"}
-
 # fmt: off
 VIEWS = {
     "as_strided", "bfloat16", "chunk", "cpu", "cuda", "data", "detach", "diagonal", "double", "expand",
@@ -30,17 +27,20 @@ METADATA = {
 }
 """The call touches no element, so it does not count as a use of the operand."""
 
-_ELEMENTWISE = {
+_CHANNELWISE = {
     "celu", "clamp", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "interpolate",
     "leaky_relu", "log_sigmoid", "log_softmax", "logsigmoid", "mish", "prelu", "relu", "relu6", "rrelu", "selu",
     "sigmoid", "silu", "softmax", "softmax2d", "softmin", "softplus", "softshrink", "softsign", "tanh",
     "tanhshrink", "threshold", "upsample", "upsampling_bilinear2d", "upsampling_nearest2d",
 }
+
+_SYNONYMS = {
+    "radd": "add", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
+    "concat": "cat", "concatenate": "cat",
+}
 # fmt: on
 _DROPOUT = re.compile(r"(feature_)?(alpha_)?dropout[123]?d?")
 _POOLING_OR_PADDING = re.compile(r".*(pool|_pad)[123]d")
-
-_IN_PLACE_OPERATORS = {"iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_"}
 
 
 def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
@@ -48,10 +48,6 @@ def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
 
     A module's type is spelled like torch's functions, and a Python operator like the tensor method that does its work.
     A function from outside torch gets a name of two words, which means nothing here, whatever the function is called.
-
-    Example:
-        >>> [name_of(called) for called in ("__iadd__", nn.MaxPool2d, torch.cat)]
-        ['add_', 'max_pool2d', 'cat']
     """
     if isinstance(called, type) and issubclass(called, nn.Module):
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", called.__name__).lower()
@@ -62,7 +58,7 @@ def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
     if not isinstance(called, str) and package not in {"torch", "_operator", "builtins"}:
         return f"function {name}"
     bare = name.strip("_") if name.startswith("__") else name
-    return "add" if bare == "radd" else _IN_PLACE_OPERATORS.get(bare, bare)
+    return _SYNONYMS.get(bare, bare)
 
 
 def returns_operand(name: str, kwargs: Mapping[str, Any]) -> bool:
@@ -78,13 +74,9 @@ def copies_operand(name: str, args: Sequence[Any]) -> bool:
     return name == "clone" or (name == "add" and any(type(arg) in (int, float) and arg == 0 for arg in args))
 
 
-def keeps_channels(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def keeps_channels(name: str) -> bool:
     """Tell whether a call is an activation, a pooling or the like: no operator's output, and as wide as its operand."""
-    if name == "pad":
-        # There are two numbers per padded dimension, the last dimension first: four stay within an image.
-        padding = args[1] if len(args) > 1 else kwargs.get("pad")
-        return isinstance(padding, list | tuple) and len(padding) <= 4
-    return name in _ELEMENTWISE or bool(_DROPOUT.fullmatch(name) or _POOLING_OR_PADDING.fullmatch(name))
+    return name in _CHANNELWISE or bool(_DROPOUT.fullmatch(name) or _POOLING_OR_PADDING.fullmatch(name))
 
 
 def is_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,28 +16,24 @@ from crossbn.pairing.untouched import untouched
 from crossbn.pairing.vocabulary import is_leaf, is_norm, name_of
 
 
-def watch(model: nn.Module, example_inputs: tuple[Any, ...], operators: Collection[nn.Module] = ()) -> Recorder:
+def watch(model: nn.Module, recorder: Recorder, example_inputs: tuple[Any, ...]) -> None:
     """Follow the calls of ``model(*example_inputs)``, in whatever mode the model is.
 
     Norms alone run in evaluation mode, so that one example of one position will do. Scripted submodules take no
     hooks, so what they read goes unnoticed.
     """
-    recorder = Recorder(model, operators)
     watcher = _Watcher(recorder)
-    for example in leaves(example_inputs):
-        watcher.remember(example, recorder.make_input(model))
+    watcher.remember(example_inputs, recorder.make_input(model))
     with untouched(model):
         for leaf in model.modules():
-            if not is_leaf(leaf) or isinstance(leaf, torch.jit.ScriptModule):
-                continue
-            leaf.training &= not is_norm(leaf)
-            leaf.register_forward_pre_hook(watcher.before_leaf, prepend=True)
-            leaf.register_forward_hook(watcher.after_leaf, with_kwargs=True, always_call=True)
+            if is_leaf(leaf) and not isinstance(leaf, torch.jit.ScriptModule):
+                leaf.training &= not is_norm(leaf)
+                leaf.register_forward_pre_hook(watcher.before_leaf, prepend=True)
+                leaf.register_forward_hook(watcher.after_leaf, with_kwargs=True, always_call=True)
         with watcher:
             output = model(*example_inputs)
         watcher.use_survivors()
     del output  # It lives until here, so that what it holds on to has survived.
-    return recorder
 
 
 class _Known(NamedTuple):
@@ -88,16 +84,15 @@ class _Watcher(TorchFunctionMode):
         self._recorder.use(value for tensor, value in survivors if tensor() is not None)
 
     def remember(self, result: Any, value: Value) -> None:
-        """Let `value` stand for a tensor from now on, or a copy of it for each tensor of a list or tuple."""
-        if isinstance(result, list | tuple):
-            for each in result:
-                self.remember(each, replace(value))
-        if not isinstance(result, Tensor):
-            return
-        known = self._known.get(id(result))
-        if known is None or known.version != _version(result):  # Else it went in and came out as it was.
-            value.parts = _with_actual_shape(value.parts, result)
-            self._known[id(result)] = _Known(result, value, _version(result), value.parts)
+        """Let `value` stand for a tensor from now on, or a copy of it for each of several tensors."""
+        tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+        for tensor in tensors:
+            known = self._known.get(id(tensor))
+            if known is not None and known.version == _version(tensor):
+                continue  # This is the very tensor that went in, untouched, and it stays what it was.
+            own = value if len(tensors) == 1 else replace(value)
+            own.parts = _with_actual_shape(own.parts, tensor)
+            self._known[id(tensor)] = _Known(tensor, own, _version(tensor), own.parts)
 
     def _values_for(self, arguments: Any) -> Any:
         return fx.node.map_aggregate(arguments, self._value_for)
@@ -106,7 +101,7 @@ class _Watcher(TorchFunctionMode):
         if not isinstance(argument, Tensor):
             return argument
         if isinstance(argument, nn.Parameter):
-            self._recorder.use_parameter(argument)
+            self._recorder.use([argument])
         if id(argument) not in self._known:
             unseen = "made out of sight"
             origins = frozenset() if isinstance(argument, nn.Parameter) else frozenset({unseen})
