@@ -17,8 +17,8 @@ from crossbn.nn.norms import (
     SyncBatchNorm,
     make_norm,
 )
+from crossbn.nn.norms.reparametrize import REPARAMETRIZATIONS, WeightStandardization, reparametrize_
 from crossbn.nn.ranks import CrossIterBatchNorm1d, CrossIterBatchNorm2d, CrossIterBatchNorm3d
-from crossbn.nn.reparametrize import REPARAMETRIZATIONS, WeightStandardization, reparametrize_
 from crossbn.nn.settings import Settings
 
 __all__ = [
