@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from crossbn.functional import is_linear_operator
 from crossbn.pairing import vocabulary
@@ -143,7 +143,7 @@ class Recorder:
         source = f"input of {name or 'the model'}"
         return Value(opaque(source, final=not name), frozenset({source}))
 
-    def use(self, used: Iterable[Value | nn.Parameter]) -> None:
+    def use(self, used: Iterable[Value | Tensor]) -> None:
         """Record that values, or parameters outside of their operators, are read or leave the model."""
         for each in used:
             if isinstance(each, Value):

@@ -27,7 +27,7 @@ def watch(model: nn.Module, recorder: Recorder, example_inputs: tuple[Any, ...])
     with untouched(model):
         for leaf in model.modules():
             if is_leaf(leaf) and not isinstance(leaf, torch.jit.ScriptModule):
-                leaf.training &= not is_norm(leaf)
+                leaf.training = leaf.training and not is_norm(leaf)
                 leaf.register_forward_pre_hook(watcher.before_leaf, prepend=True)
                 leaf.register_forward_hook(watcher.after_leaf, with_kwargs=True, always_call=True)
         with watcher:
