@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import warnings
@@ -10,8 +11,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-
-_HOOKS = {key for key in vars(nn.Module()) if key.startswith("_forward_")}
 
 
 @contextmanager
@@ -24,16 +23,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     attributes = [dict(vars(module)) for module in modules]
-    copies: dict[int, torch.Tensor] = {}  # by id, so that a buffer shared by two modules stays shared
+    copies = {id(buffer): buffer.clone() for buffer in model.buffers()}  # A buffer shared by two modules stays shared.
     with _random_state_kept(model), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             for module in modules:
-                hooks = {key: value.copy() for key, value in vars(module).items() if key in _HOOKS}
-                buffers = {
-                    name: buffer if buffer is None else copies.setdefault(id(buffer), buffer.clone())
-                    for name, buffer in module._buffers.items()
-                }
+                buffers = {name: copies.get(id(buffer)) for name, buffer in module._buffers.items()}
+                hooks = {key: copy.copy(value) for key, value in vars(module).items() if key.startswith("_forward_")}
                 vars(module).update(hooks, _buffers=buffers)
             yield
         finally:
