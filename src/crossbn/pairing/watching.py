@@ -103,9 +103,7 @@ class _Watcher(TorchFunctionMode):
         if isinstance(argument, nn.Parameter):
             self._recorder.use([argument])
         if id(argument) not in self._known:
-            unseen = "made out of sight"
-            origins = frozenset() if isinstance(argument, nn.Parameter) else frozenset({unseen})
-            self.remember(argument, Value(opaque(unseen), origins))
+            self.remember(argument, Value(opaque("made out of sight")))
         known = self._known[id(argument)]
         if known.version != _version(argument) and known.value.parts is known.parts:
             # It was written to, and no call that the recorder knows of has done it.
