@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, fx, nn
 
 from crossbn.functional import is_linear_operator
 from crossbn.pairing import vocabulary
+
+LeafT = TypeVar("LeafT")
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,11 @@ class Value:
             self.view_of.overwrite(changed_in_place(self.view_of.parts, "a write to a view of it"))
 
 
-def leaves(nest: Any) -> list[Any]:
-    """Return the leaves of a nest of lists, tuples, dicts and slices, in order."""
+def leaves(nest: Any, kind: type[LeafT]) -> list[LeafT]:
+    """Return the leaves of a kind in a nest of lists, tuples, dicts and slices, in order."""
     found: list[Any] = []
     fx.node.map_aggregate(nest, found.append)
-    return found
-
-
-def values_in(nest: Any) -> list[Value]:
-    """Return the values among the leaves of a nest."""
-    return [leaf for leaf in leaves(nest) if isinstance(leaf, Value)]
+    return [leaf for leaf in found if isinstance(leaf, kind)]
 
 
 def opaque(reason: str, channels: int | None = None, final: bool = False) -> Parts:
@@ -152,7 +149,7 @@ class Recorder:
             # It does what the function of that name does with the module's settings.
             settings = {key: getattr(module, key) for key in ("p", "training", "inplace") if hasattr(module, key)}
             return self.call_function(kind, args, {**kwargs, **settings})
-        operands = values_in((args, kwargs))
+        operands = leaves((args, kwargs), Value)
         self.use(operands)
         if vocabulary.is_norm(module):
             self.norm_inputs[name].append(operands[0].parts if operands else opaque("not given as a tensor"))
@@ -164,7 +161,7 @@ class Recorder:
 
     def call_function(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
         """Record the call of a function or tensor method, by its `name_of`, and return the value of its result."""
-        operands = values_in((args, kwargs))
+        operands = leaves((args, kwargs), Value)
         if not operands or name in vocabulary.METADATA:
             return Value(opaque(f"after {name}"))
         if vocabulary.returns_operand(name, kwargs):

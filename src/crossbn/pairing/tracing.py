@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from crossbn.pairing.dataflow import Recorder, Value, leaves, opaque, values_in
+from crossbn.pairing.dataflow import Recorder, Value, leaves, opaque
 from crossbn.pairing.untouched import untouched
 from crossbn.pairing.vocabulary import holds_norm, is_leaf, name_of
 
@@ -90,10 +90,9 @@ def _replay(graph: fx.Graph, root: nn.Module, recorder: Recorder) -> None:
         elif node.op == "call_module":
             values[node] = recorder.call_module(root.get_submodule(node.target), args, kwargs)
         elif node.op == "output":
-            recorder.use(values_in(args))
+            recorder.use(leaves(args, Value))
         else:
             called = node.args[1] if node.target is getattr else node.target
             values[node] = recorder.call_function(name_of(called), args, kwargs)
-    # The model may have stored intermediate results.
-    stored = leaves([vars(module) for module in root.modules()])
-    recorder.use(values[leaf.node] for leaf in stored if isinstance(leaf, fx.Proxy) and leaf.node in values)
+    stored = leaves([vars(module) for module in root.modules()], fx.Proxy)  # intermediate results the model has kept
+    recorder.use(values[proxy.node] for proxy in stored if proxy.node in values)

@@ -7,7 +7,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -21,33 +21,20 @@ def untouched(model: nn.Module) -> Iterator[None]:
     had before, training flags included, and no hook that was added inside. Scripted submodules are not covered: they
     keep their state out of reach.
     """
-    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    attributes = [dict(vars(module)) for module in modules]
     copies = {id(buffer): buffer.clone() for buffer in model.buffers()}  # A buffer shared by two modules stays shared.
-    with _random_state_kept(model), warnings.catch_warnings(), torch.no_grad():
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        if (numpy := sys.modules.get("numpy")) is not None:  # Its state can only change if something has imported it.
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(torch.no_grad())
         warnings.simplefilter("ignore")
-        try:
-            for module in modules:
-                buffers = {name: copies.get(id(buffer)) for name, buffer in module._buffers.items()}
-                hooks = {key: copy.copy(value) for key, value in vars(module).items() if key.startswith("_forward_")}
-                vars(module).update(hooks, _buffers=buffers)
-            yield
-        finally:
-            for module, before in zip(modules, attributes, strict=True):
-                vars(module).clear()
-                vars(module).update(before)
-
-
-@contextmanager
-def _random_state_kept(model: nn.Module) -> Iterator[None]:
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    python_state = random.getstate()
-    numpy = sys.modules.get("numpy")  # Its state can only be touched if something has imported it.
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        for module in [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]:
+            stack.callback(vars(module).update, dict(vars(module)))
+            stack.callback(vars(module).clear)  # This runs first: the last callback is the first to be called.
+            hooks = {key: copy.copy(value) for key, value in vars(module).items() if key.startswith("_forward_")}
+            buffers = {name: copies.get(id(buffer)) for name, buffer in module._buffers.items()}
+            vars(module).update(hooks, _buffers=buffers)
+        yield

@@ -85,7 +85,7 @@ class _Watcher(TorchFunctionMode):
 
     def remember(self, result: Any, value: Value) -> None:
         """Let `value` stand for a tensor from now on, or a copy of it for each of several tensors."""
-        tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+        tensors = leaves(result, Tensor)
         for tensor in tensors:
             known = self._known.get(id(tensor))
             if known is not None and known.version == _version(tensor):
@@ -100,8 +100,7 @@ class _Watcher(TorchFunctionMode):
     def _value_for(self, argument: Any) -> Any:
         if not isinstance(argument, Tensor):
             return argument
-        if isinstance(argument, nn.Parameter):
-            self._recorder.use([argument])
+        self._recorder.use([argument])  # It may be an operator's parameter.
         if id(argument) not in self._known:
             self.remember(argument, Value(opaque("made out of sight")))
         known = self._known[id(argument)]
