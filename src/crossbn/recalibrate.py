@@ -29,9 +29,9 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> None:
     if isinstance(batches, Tensor):
         raise TypeError(f"recalibrate_ takes an iterable of batches, got one tensor of shape {tuple(batches.shape)}")
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
-    tallies = {norm: _Tally() for norm in norms}
+    joined = {norm: _JoinedMoments() for norm in norms}
     flags = {module: module.training for module in model.modules()}
-    handles = [norm.register_forward_pre_hook(tally) for norm, tally in tallies.items()]
+    handles = [norm.register_forward_pre_hook(moments) for norm, moments in joined.items()]
     seen = 0
     try:
         model.eval()
@@ -47,11 +47,11 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> None:
         raise ValueError("recalibrate_ needs at least one batch, got none")
 
 
-class _Tally:
+class _JoinedMoments:
     """Forward pre-hook of a norm: adds the input's moments to those before and hands them to the norm."""
 
     def __init__(self) -> None:
-        self._sofar: tuple[Tensor, Tensor, Tensor] | None = None
+        self._past: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __call__(self, norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
         x = args[0]
@@ -59,12 +59,12 @@ class _Tally:
         if not torch.isfinite(mean + var).all():
             return
         count = mean.new_tensor(x.numel() // x.shape[1])
-        if self._sofar is not None:
-            past_mean, past_var, past_count = self._sofar
+        if self._past is not None:
+            past_mean, past_var, past_count = self._past
             counts = torch.stack([past_count, count])
             mean, var = join_moments(torch.stack([past_mean, mean]), torch.stack([past_var, var]), counts)
             count = counts.sum()
-        self._sofar = mean, var, count
+        self._past = mean, var, count
         assert norm.running_mean is not None
         assert norm.running_var is not None
         norm.running_mean.copy_(mean)

@@ -12,7 +12,7 @@ from torch import nn
 
 from crossbn import compat
 from crossbn.pairing import Pairing, find_pairs
-from crossbn.pairing.modules import is_norm
+from crossbn.pairing.vocabulary import is_norm
 from tests.pairing.networks import PreActivationNet, find_by_watching
 
 compat.ensure_torchvision()

@@ -23,7 +23,7 @@ from crossbn.nn.norms import (
     SyncBatchNorm,
     make_norm,
 )
-from crossbn.nn.reparametrize import REPARAMETRIZATIONS, WeightStandardization, reparametrize_
+from crossbn.nn.norms.reparametrize import REPARAMETRIZATIONS, WeightStandardization, reparametrize_
 
 __all__ = [
     "NORMS",

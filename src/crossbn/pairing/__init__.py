@@ -1,17 +1,11 @@
 """Which linear operators feed each batch norm of a model, and why not: read-only.
 
-Two front ends watch the calls a model makes and tell one `Ledger` about them:
-
-    symbolic.py   traces the model without data          calls of torch.fx nodes
-    watching.py   runs it once on an example input       calls of real tensors
-
-The ledger (`ledger.py`) keeps a `Value` (`value.py`) for every tensor: an expression of what it is made of
-(`description.py`) and who reads it. `calls.py` and `modules.py` know what torch's functions and modules mean.
-`find.py` turns what reached each norm into the public records (`records.py`). `untouched.py` guards the model
-while it is being looked at.
+Two front ends run a model's forward and report every call to a `Recorder`: `tracing.py` without data, by torch.fx, and
+`watching.py` on an example input. The recorder (`dataflow.py`) keeps a `Value` for every tensor, which says what the
+tensor is made of; `vocabulary.py` knows what torch's functions and modules do. `find.py` turns what reached each norm
+into the public records. `untouched.py` guards the model while its code runs.
 """
 
-from crossbn.pairing.find import find_pairs
-from crossbn.pairing.records import Pairing, Segment
+from crossbn.pairing.find import Pairing, Segment, find_pairs
 
 __all__ = ["Pairing", "Segment", "find_pairs"]

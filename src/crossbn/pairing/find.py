@@ -1,20 +1,58 @@
-"""From what was seen to what is reported: one `Pairing` for every norm of a model."""
+"""The public answer: what each batch norm of a model reads, channel by channel."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from crossbn.pairing.description import Concatenation, Description, Operator, Sum, width
-from crossbn.pairing.ledger import Ledger
-from crossbn.pairing.modules import is_norm
-from crossbn.pairing.records import Pairing, Segment
-from crossbn.pairing.symbolic import trace
+from crossbn.pairing.dataflow import Part, Parts, Recorder
+from crossbn.pairing.tracing import trace
+from crossbn.pairing.vocabulary import is_norm
 from crossbn.pairing.watching import watch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of channels of a norm's input.
+
+    Attributes:
+        channels: Width of the run.
+        producers: Qualified names of the linear operators summed into it; empty if there are none.
+        direct: The run is the output of its one producer: no sum, nothing added or applied.
+        reason: One phrase for people, such as ``conv1``, ``conv1 + conv2 + rest`` or ``after max_pool2d``.
+        final: Nothing more is to be found: there are producers, or a closer look would find none either.
+    """
+
+    channels: int
+    producers: tuple[str, ...]
+    direct: bool
+    reason: str
+    final: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What one norm reads.
+
+    Attributes:
+        name: Qualified name of the norm, as in ``model.named_modules()``.
+        segments: In channel order; their widths add up to the norm's ``num_features``.
+        exclusive: The norm reads exactly its one producer's output, nothing else does, and both are called
+            once: folding the norm into the producer is safe.
+    """
+
+    name: str
+    segments: tuple[Segment, ...]
+    exclusive: bool
+
+    @property
+    def producers(self) -> tuple[str, ...]:
+        """Every operator of every segment, each once, in channel order."""
+        return tuple(dict.fromkeys(name for segment in self.segments for name in segment.producers))
 
 
 def find_pairs(
@@ -48,77 +86,49 @@ def find_pairs(
     """
     if not isinstance(example_inputs, tuple | None):
         raise TypeError(f"example_inputs must be a tuple of arguments, got {type(example_inputs).__name__}")
-    _refuse_lazy_modules(model)
-    norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    traced, whole = trace(model, operators, in_training)
-    ledgers = [traced]
-    if example_inputs is not None and not (whole and norms.keys() <= traced.sightings.keys()):
-        watched = watch(model, example_inputs, operators)
-        # A trace of the whole model holds for any input; traces of parts know less than one real forward.
-        ledgers = [traced, watched] if whole else [watched, traced]
-    return {name: _pairing(name, int(norm.num_features), ledgers) for name, norm in norms.items()}
-
-
-def _refuse_lazy_modules(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name!r} has no shape yet: run one forward through the lazy modules first")
+    norms = {name: module for name, module in model.named_modules() if is_norm(module)}
+    traced, watched = Recorder(model, operators), Recorder(model, operators)
+    whole = trace(model, traced, in_training)
+    if example_inputs is not None and not (whole and norms.keys() <= traced.norm_inputs.keys()):
+        watch(model, watched, example_inputs)
+    # A trace of the whole model holds for any input; traces of parts know less than one real forward.
+    first, second = (traced, watched) if whole else (watched, traced)
+    pairs = {}
+    for name, norm in norms.items():
+        recorder = first if name in first.norm_inputs else second
+        segments = _segments(recorder.norm_inputs.get(name, []), int(norm.num_features), recorder)
+        # The norm's own reading is the one use that its operator may have.
+        exclusive = len(segments) == 1 and segments[0].direct and recorder.operator_uses[segments[0].producers[0]] == 1
+        pairs[name] = Pairing(name, segments, exclusive)
+    return pairs
 
 
-def _pairing(name: str, num_features: int, ledgers: list[Ledger]) -> Pairing:
-    """What the first ledger that saw the norm says about it."""
-    ledger = next((ledger for ledger in ledgers if name in ledger.sightings), None)
-    if ledger is None:
+def _segments(inputs: list[Parts], num_features: int, recorder: Recorder) -> tuple[Segment, ...]:
+    """Return what a norm has read in its one call, or one segment that says why that is not known."""
+    parts = inputs[0] if inputs else ()
+    known = sum(part.channels for part in parts if part.channels is not None)
+    channels = [num_features - known if part.channels is None else part.channels for part in parts]
+    if not inputs:
         reason = "not reached by tracing"
-        return Pairing(name, _unpaired(num_features, reason), exclusive=False)
-    sightings = ledger.sightings[name]
-    if len(sightings) > 1:
-        return Pairing(name, _unpaired(num_features, f"called {len(sightings)} times in a forward"), exclusive=False)
-    segments = tuple(_without_repeated(s, ledger) for s in _segments(sightings[0].description, num_features))
-    exclusive = (
-        len(segments) == 1
-        and segments[0].direct
-        and sightings[0].value.has_one_reader
-        and not ledger.parameter_reads[segments[0].producers[0]]
-    )
-    pairing = Pairing(name, segments, exclusive)
-    if len(pairing.producers) != 1:
-        return pairing
-    return replace(pairing, origins=ledger.operator_origins[pairing.producers[0]])
-
-
-def _without_repeated(segment: Segment, ledger: Ledger) -> Segment:
-    """Take out operators that run several times in a forward: which of its calls a norm reads is not known later."""
-    repeated = [name for name in segment.producers if ledger.operator_calls[name] > 1]
-    if not repeated:
-        return segment
-    once = tuple(name for name in segment.producers if name not in repeated)
-    reason = f"{', '.join(repeated)} called several times in a forward"
-    return Segment(segment.channels, once, direct=False, reason=reason, final=bool(once))
-
-
-def _segments(description: Description, num_features: int) -> tuple[Segment, ...]:
-    parts = description.parts if isinstance(description, Concatenation) else (description,)
-    widths = [width(part) for part in parts]
-    known = sum(channels for channels in widths if channels is not None)
-    if widths.count(None) > 1:
-        return _unpaired(num_features, "channel widths unknown")
-    channels = [num_features - known if channels is None else channels for channels in widths]
-    if min(channels) < 1 or sum(channels) != num_features:
-        return _unpaired(num_features, f"{known} channels found where the norm has {num_features}")
-    return tuple(_segment(part, count) for part, count in zip(parts, channels, strict=True))
-
-
-def _segment(part: Description, channels: int) -> Segment:
-    if isinstance(part, Operator):
-        return Segment(channels, (part.name,), direct=True, reason=part.name)
-    if isinstance(part, Sum):
-        producers = tuple(term.name for term in part.terms if isinstance(term, Operator))
-        addends = [*producers, "rest"] if len(producers) < len(part.terms) else producers
-        return Segment(channels, producers, direct=False, reason=" + ".join(addends))
-    assert not isinstance(part, Concatenation)  # concatenations are flat
-    return Segment(channels, (), direct=False, reason=part.reason, final=part.final)
-
-
-def _unpaired(num_features: int, reason: str) -> tuple[Segment, ...]:
+    elif len(inputs) > 1:
+        reason = f"called {len(inputs)} times in a forward"
+    elif [part.channels for part in parts].count(None) > 1:
+        reason = "channel widths unknown"
+    elif min(channels) < 1 or sum(channels) != num_features:
+        reason = f"{known} channels found where the norm has {num_features}"
+    else:
+        return tuple(_segment(part, count, recorder) for part, count in zip(parts, channels, strict=True))
     return (Segment(num_features, (), direct=False, reason=reason, final=False),)
+
+
+def _segment(part: Part, channels: int, recorder: Recorder) -> Segment:
+    repeated = [name for name in part.operators if recorder.operator_calls[name] > 1]
+    if not repeated:
+        return Segment(channels, part.operators, part.direct, part.reason, part.final)
+    # Which of several calls of an operator the norm reads is not known later, so the operator is no producer.
+    once = tuple(name for name in part.operators if name not in repeated)
+    reason = f"{', '.join(repeated)} called several times in a forward"
+    return Segment(channels, once, direct=False, reason=reason, final=bool(once))

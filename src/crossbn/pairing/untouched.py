@@ -1,7 +1,8 @@
-"""Look at a model by running its code, and leave nothing behind."""
+"""Run a model's code and leave nothing behind."""
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import warnings
@@ -14,47 +15,26 @@ from torch import nn
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Run a model's code without lasting effect: attributes, buffers, random state and warnings.
+    """Let the model's code run without lasting effect on attributes, buffers, hooks, random state and warnings.
 
-    Inside, buffers are copies, so the model's own are never written to. Afterwards every module has the
-    attributes it had before, training flags included. Not covered: scripted submodules, which keep their state
-    out of reach, and hooks, which whoever adds them takes off again.
+    Inside, buffers are copies, so the model's own are never written to. Afterwards every module has the attributes it
+    had before, training flags included, and no hook that was added inside. Scripted submodules are not covered: they
+    keep their state out of reach.
     """
-    plain_modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    attributes = [dict(vars(module)) for module in plain_modules]
+    copies = {id(buffer): buffer.clone() for buffer in model.buffers()}  # A buffer shared by two modules stays shared.
     with ExitStack() as stack:
-        stack.enter_context(_random_state_kept(model))
+        stack.callback(random.setstate, random.getstate())
+        if (numpy := sys.modules.get("numpy")) is not None:  # Its state can only change if something has imported it.
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.no_grad())
         warnings.simplefilter("ignore")
-        try:
-            _copy_buffers(plain_modules)
-            yield
-        finally:
-            for module, before in zip(plain_modules, attributes, strict=True):
-                vars(module).clear()
-                vars(module).update(before)
-
-
-def _copy_buffers(plain_modules: list[nn.Module]) -> None:
-    copies: dict[int, torch.Tensor] = {}  # by id, so that a buffer shared by two modules stays shared
-    for module in plain_modules:
-        vars(module)["_buffers"] = {
-            name: buffer if buffer is None else copies.setdefault(id(buffer), buffer.clone())
-            for name, buffer in module._buffers.items()
-        }
-
-
-@contextmanager
-def _random_state_kept(model: nn.Module) -> Iterator[None]:
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    python_state = random.getstate()
-    numpy = sys.modules.get("numpy")  # its state can only have been touched if something imported it
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        for module in [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]:
+            stack.callback(vars(module).update, dict(vars(module)))
+            stack.callback(vars(module).clear)  # This runs first: the last callback is the first to be called.
+            hooks = {key: copy.copy(value) for key, value in vars(module).items() if key.startswith("_forward_")}
+            buffers = {name: copies.get(id(buffer)) for name, buffer in module._buffers.items()}
+            vars(module).update(hooks, _buffers=buffers)
+        yield

@@ -3,109 +3,96 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from crossbn.pairing.calls import Call, changed_in_place, function_name
-from crossbn.pairing.description import Description, Opaque, Operator
-from crossbn.pairing.ledger import Ledger
-from crossbn.pairing.modules import is_leaf, is_norm
+from crossbn.pairing.dataflow import Parts, Recorder, Value, changed_in_place, leaves, opaque
 from crossbn.pairing.untouched import untouched
-from crossbn.pairing.value import Value, leaves
+from crossbn.pairing.vocabulary import is_leaf, is_norm, name_of
 
 
-def watch(model: nn.Module, example_inputs: tuple[Any, ...], operators: Collection[nn.Module] = ()) -> Ledger:
+def watch(model: nn.Module, recorder: Recorder, example_inputs: tuple[Any, ...]) -> None:
     """Follow the calls of ``model(*example_inputs)``, in whatever mode the model is.
 
     Norms alone run in evaluation mode, so that one example of one position will do. Scripted submodules take no
     hooks, so what they read goes unnoticed.
     """
-    ledger = Ledger(model, operators)
-    watcher = _Watcher(ledger, example_inputs)
-    handles = []
+    watcher = _Watcher(recorder)
+    watcher.remember(example_inputs, recorder.make_input(model))
     with untouched(model):
-        try:
-            for leaf in model.modules():
-                if not is_leaf(leaf) or isinstance(leaf, torch.jit.ScriptModule):
-                    continue
-                if is_norm(leaf):
-                    leaf.training = False
-                handles.append(leaf.register_forward_pre_hook(watcher.before_leaf, prepend=True))
-                handles.append(leaf.register_forward_hook(watcher.after_leaf, with_kwargs=True, always_call=True))
-            with watcher:
-                output = model(*example_inputs)
-            watcher.count_survivors()
-        finally:
-            for handle in handles:
-                handle.remove()
-    del output  # kept until here: what it holds on to has survived
-    return ledger
+        for leaf in model.modules():
+            if is_leaf(leaf) and not isinstance(leaf, torch.jit.ScriptModule):
+                leaf.training = leaf.training and not is_norm(leaf)
+                leaf.register_forward_pre_hook(watcher.before_leaf, prepend=True)
+                leaf.register_forward_hook(watcher.after_leaf, with_kwargs=True, always_call=True)
+        with watcher:
+            output = model(*example_inputs)
+        watcher.use_survivors()
+    del output  # It lives until here, so that what it holds on to has survived.
 
 
-@dataclass(frozen=True)
-class _Sight:
-    """A tensor, kept alive so that its id stays its own, and its value; write count and description as first seen."""
+class _Known(NamedTuple):
+    """A tensor and its value, and how often it had been written to when the value had these parts."""
 
-    tensor: Tensor
-    version: int
+    tensor: Tensor  # This keeps it alive, so that no other tensor gets its id.
     value: Value
-    description: Description
+    version: int
+    parts: Parts
 
 
 class _Watcher(TorchFunctionMode):
-    """Reports calls of functions and of leaf modules to a ledger; calls inside a leaf are its own business."""
+    """Reports calls of functions and of leaf modules to a recorder; calls inside a leaf are its own business."""
 
-    def __init__(self, ledger: Ledger, example_inputs: tuple[Any, ...]) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self._ledger = ledger
-        self._sights: dict[int, _Sight] = {}
+        self._recorder = recorder
+        self._known: dict[int, _Known] = {}
         self._leaves_entered = 0
-        for example in leaves(example_inputs):
-            source = "input of the model"
-            self._remember(example, Value(Opaque(source), origins=frozenset({source})))
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._leaves_entered:
             return func(*args, **kwargs)
-        # Before the call, which may change its arguments.
-        call = Call(function_name(func), self._values_for(args), self._values_for(kwargs))
+        values = self._values_for((args, kwargs))  # before the call, which may change its arguments
         result = func(*args, **kwargs)
-        self._remember(result, self._ledger.function_called(call))
+        self.remember(result, self._recorder.call_function(name_of(func), *values))
         return result
 
     def before_leaf(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Forward pre-hook of a leaf module."""
         self._leaves_entered += 1
         if is_norm(module) and module.running_mean is None and args and isinstance(args[0], Tensor):
-            _give_statistics(module, args[0].device)
+            # A norm that keeps no statistics would refuse a single value per channel.
+            module.running_mean = torch.zeros(module.num_features, device=args[0].device)
+            module.running_var = torch.ones(module.num_features, device=args[0].device)
 
     def after_leaf(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """Forward hook of a leaf module."""
         if self._leaves_entered == 1:
-            value = self._ledger.module_called(module, self._values_for((args, kwargs)))
-            self._remember(output, value)
+            self.remember(output, self._recorder.call_module(module, *self._values_for((args, kwargs))))
         self._leaves_entered -= 1
 
-    def count_survivors(self) -> None:
-        """Count as read, once more, what the model returned or kept, in whatever object it did so."""
-        survivors = [(weakref.ref(sight.tensor), sight.value) for sight in self._sights.values()]
-        self._sights.clear()
-        for tensor, value in survivors:
-            if tensor() is not None:
-                value.readers += 1
+    def use_survivors(self) -> None:
+        """Record a use of what the model returned or kept, in whatever object it did so."""
+        survivors = [(weakref.ref(known.tensor), known.value) for known in self._known.values()]
+        self._known.clear()
+        self._recorder.use(value for tensor, value in survivors if tensor() is not None)
+
+    def remember(self, result: Any, value: Value) -> None:
+        """Let `value` stand for a tensor from now on, or a copy of it for each of several tensors."""
+        tensors = leaves(result, Tensor)
+        for tensor in tensors:
+            known = self._known.get(id(tensor))
+            if known is not None and known.version == _version(tensor):
+                continue  # This is the very tensor that went in, untouched, and it stays what it was.
+            own = value if len(tensors) == 1 else replace(value)
+            own.parts = _with_actual_shape(own.parts, tensor)
+            self._known[id(tensor)] = _Known(tensor, own, _version(tensor), own.parts)
 
     def _values_for(self, arguments: Any) -> Any:
         return fx.node.map_aggregate(arguments, self._value_for)
@@ -113,46 +100,24 @@ class _Watcher(TorchFunctionMode):
     def _value_for(self, argument: Any) -> Any:
         if not isinstance(argument, Tensor):
             return argument
-        if isinstance(argument, nn.Parameter):
-            self._ledger.parameter_read(argument)
-        sight = self._sights.get(id(argument))
-        if sight is None:
-            unseen = "made out of sight"
-            origins = frozenset({unseen}) if not isinstance(argument, nn.Parameter) else frozenset()
-            self._remember(argument, Value(Opaque(unseen), origins=origins))
-            return self._sights[id(argument)].value
-        if sight.version != _version(argument) and sight.value.description is sight.description:
-            # Written to, and no call that the ledger knows of has done it.
-            sight.value.description = changed_in_place(sight.description, "a write out of sight")
-        return sight.value
-
-    def _remember(self, result: Any, value: Value) -> None:
-        if isinstance(result, list | tuple):
-            for each in result:
-                self._remember(each, Value(value.description, view_of=value.view_of, origins=value.origins))
-        if not isinstance(result, Tensor):
-            return
-        known = self._sights.get(id(result))
-        if known is not None and known.version == _version(result):
-            return  # the very tensor that went in, untouched: it stays what it was
-        value.description = _with_actual_shape(value.description, result)
-        self._sights[id(result)] = _Sight(result, _version(result), value, value.description)
+        self._recorder.use([argument])  # It may be an operator's parameter.
+        if id(argument) not in self._known:
+            self.remember(argument, Value(opaque("made out of sight")))
+        known = self._known[id(argument)]
+        if known.version != _version(argument) and known.value.parts is known.parts:
+            # It was written to, and no call that the recorder knows of has done it.
+            known.value.parts = changed_in_place(known.parts, "a write out of sight")
+        return known.value
 
 
-def _with_actual_shape(description: Description, tensor: Tensor) -> Description:
-    """Use what a real tensor tells: its width, and whether its channels are where a norm expects them."""
-    channels = tensor.shape[1] if tensor.ndim > 1 else None
-    if isinstance(description, Operator) and description.dimensions != tensor.ndim:
-        return Opaque(f"{description.name} on {tensor.ndim} dimensions", channels)
-    if isinstance(description, Opaque) and description.channels is None:
-        return replace(description, channels=channels)
-    return description
-
-
-def _give_statistics(norm: _BatchNorm, device: torch.device) -> None:
-    """Let a norm that keeps no statistics run on a single value per channel, which it would refuse."""
-    norm.running_mean = torch.zeros(norm.num_features, device=device)
-    norm.running_var = torch.ones(norm.num_features, device=device)
+def _with_actual_shape(parts: Parts, tensor: Tensor) -> Parts:
+    """Add what a real tensor tells: its width, and whether its channels are where a norm expects them."""
+    if len(parts) > 1:
+        return parts
+    part, channels = parts[0], tensor.shape[1] if tensor.ndim > 1 else None
+    if part.direct and part.dimensions != tensor.ndim:
+        return opaque(f"{part.reason} on {tensor.ndim} dimensions", channels)
+    return (replace(part, channels=channels),) if part.channels is None else parts
 
 
 def _version(tensor: Tensor) -> int:
