@@ -38,16 +38,20 @@ Parts: TypeAlias = tuple[Part, ...]
 
 @dataclass(eq=False)
 class Value:
-    """One tensor of a forward."""
+    """One tensor of a forward. Its origins are the norms and operators that it is computed from, by name.
+
+    What lies before another norm or operator is no origin; what comes from outside is one as "input of ...".
+    """
 
     parts: Parts  # what it is made of now: a write in place changes it
+    origins: frozenset[str] = frozenset()
     view_of: Value | None = None  # the value whose memory it may share
 
-    def overwrite(self, parts: Parts) -> None:
+    def overwrite(self, parts: Parts, origins: frozenset[str]) -> None:
         """Take note of a write in place, which changes what this value is a view of as well."""
-        self.parts = parts
-        if self.view_of is not None:
-            self.view_of.overwrite(changed_in_place(self.view_of.parts, "a write to a view of it"))
+        self.parts, self.origins = parts, origins
+        if (base := self.view_of) is not None:
+            base.overwrite(changed_in_place(base.parts, "a write to a view of it"), base.origins | origins)
 
 
 def leaves(nest: Any, kind: type[LeafT]) -> list[LeafT]:
@@ -123,16 +127,18 @@ class Recorder:
             if id(module) in trusted or (is_linear_operator(module) and vocabulary.is_leaf(module))
         }
         self._owners = {id(p): name for name, operator in self._operators.items() for p in operator.parameters()}
-        # What each norm has read, call by call; how often each operator was called; and how often its output, or one of
-        # its parameters outside of it, was used.
+        # What each norm has read, call by call; and of each operator how often it was called, how often its output, or
+        # one of its parameters outside of it, was used, and what it has read.
         self.norm_inputs: defaultdict[str, list[Parts]] = defaultdict(list)
         self.operator_calls: Counter[str] = Counter()
         self.operator_uses: Counter[str] = Counter()
+        self.operator_origins: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
 
     def make_input(self, module: nn.Module) -> Value:
         """Return the value of an input of the model, or of a part of it that is run alone."""
         name = self._names[id(module)]
-        return Value(opaque(f"input of {name or 'the model'}", final=not name))
+        source = f"input of {name or 'the model'}"
+        return Value(opaque(source, final=not name), frozenset({source}))
 
     def use(self, used: Iterable[Value | Tensor]) -> None:
         """Record that values, or parameters outside of their operators, are read or leave the model."""
@@ -153,11 +159,12 @@ class Recorder:
         self.use(operands)
         if vocabulary.is_norm(module):
             self.norm_inputs[name].append(operands[0].parts if operands else opaque("not given as a tensor"))
-            return Value(opaque(f"after {kind}", module.num_features, final=True))
+            return Value(opaque(f"after {kind}", module.num_features, final=True), frozenset({name}))
         if name in self._operators:
             self.operator_calls[name] += 1
-            return Value((_output_of(module, name),))
-        return Value(opaque(f"after {kind}"))
+            self.operator_origins[name] |= _joint_origins(operands)
+            return Value((_output_of(module, name),), frozenset({name}))
+        return Value(opaque(f"after {kind}"), _joint_origins(operands))
 
     def call_function(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
         """Record the call of a function or tensor method, by its `name_of`, and return the value of its result."""
@@ -166,22 +173,22 @@ class Recorder:
             return Value(opaque(f"after {name}"))
         if vocabulary.returns_operand(name, kwargs):
             return operands[0]
-        first = operands[0].parts
+        first, origins = operands[0].parts, _joint_origins(operands)
         if vocabulary.copies_operand(name, args):
-            return Value(first)  # Copying is no use; to read the copy is one.
+            return Value(first, origins)  # Copying is no use; to read the copy is one.
         self.use(operands)
         parts = _COMBINATIONS[name](*args, **kwargs) if name in _COMBINATIONS else None
         final = vocabulary.keeps_channels(name)
         in_place = name.endswith("_") or name == "setitem" or kwargs.get("inplace") is True
         target = kwargs.get("out", operands[0] if in_place else None)
         if isinstance(target, Value):
-            target.overwrite(parts or changed_in_place(target.parts, name, final))
+            target.overwrite(parts or changed_in_place(target.parts, name, final), origins)
             return target
         if name == "getitem" and len(first) == 1 and not first[0].operators:
             # This is one of several results, or a slice: its width is not that of the whole.
             parts = opaque(first[0].reason)
         parts = parts or opaque(f"after {name}", width(first) if final else None, final)
-        return Value(parts, view_of=operands[0] if name in vocabulary.VIEWS else None)
+        return Value(parts, origins, view_of=operands[0] if name in vocabulary.VIEWS else None)
 
 
 def _output_of(operator: Any, name: str) -> Part:
@@ -189,3 +196,7 @@ def _output_of(operator: Any, name: str) -> Part:
     channels = operator.out_features if isinstance(operator, nn.Linear) else operator.out_channels
     dimensions = 2 if isinstance(operator, nn.Linear) else 2 + len(operator.kernel_size)
     return Part(channels, name, (name,), complete=True, final=True, dimensions=dimensions)
+
+
+def _joint_origins(values: Iterable[Value]) -> frozenset[str]:
+    return frozenset().union(*(value.origins for value in values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -43,11 +43,14 @@ class Pairing:
         segments: In channel order; their widths add up to the norm's ``num_features``.
         exclusive: The norm reads exactly its one producer's output, nothing else does, and both are called
             once: folding the norm into the producer is safe.
+        origins: What the norm's one producer reads: the norms and operators that its input is computed from, by name,
+            and "input of ..." for what comes from outside. Empty if there is not one producer.
     """
 
     name: str
     segments: tuple[Segment, ...]
     exclusive: bool
+    origins: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def producers(self) -> tuple[str, ...]:
@@ -96,14 +99,21 @@ def find_pairs(
         watch(model, watched, example_inputs)
     # A trace of the whole model holds for any input; traces of parts know less than one real forward.
     first, second = (traced, watched) if whole else (watched, traced)
-    pairs = {}
-    for name, norm in norms.items():
-        recorder = first if name in first.norm_inputs else second
-        segments = _segments(recorder.norm_inputs.get(name, []), int(norm.num_features), recorder)
-        # The norm's own reading is the one use that its operator may have.
-        exclusive = len(segments) == 1 and segments[0].direct and recorder.operator_uses[segments[0].producers[0]] == 1
-        pairs[name] = Pairing(name, segments, exclusive)
-    return pairs
+    return {
+        name: _pairing(name, int(norm.num_features), first if name in first.norm_inputs else second)
+        for name, norm in norms.items()
+    }
+
+
+def _pairing(name: str, num_features: int, recorder: Recorder) -> Pairing:
+    segments = _segments(recorder.norm_inputs.get(name, []), num_features, recorder)
+    pairing = Pairing(name, segments, exclusive=False)
+    if len(pairing.producers) != 1:
+        return pairing
+    (producer,) = pairing.producers
+    # The norm's own reading is the one use that the operator may have.
+    exclusive = len(segments) == 1 and segments[0].direct and recorder.operator_uses[producer] == 1
+    return replace(pairing, exclusive=exclusive, origins=recorder.operator_origins[producer])
 
 
 def _segments(inputs: list[Parts], num_features: int, recorder: Recorder) -> tuple[Segment, ...]:

@@ -102,7 +102,9 @@ class _Watcher(TorchFunctionMode):
             return argument
         self._recorder.use([argument])  # It may be an operator's parameter.
         if id(argument) not in self._known:
-            self.remember(argument, Value(opaque("made out of sight")))
+            unseen = "made out of sight"
+            origins = frozenset() if isinstance(argument, nn.Parameter) else frozenset({unseen})
+            self.remember(argument, Value(opaque(unseen), origins))
         known = self._known[id(argument)]
         if known.version != _version(argument) and known.value.parts is known.parts:
             # It was written to, and no call that the recorder knows of has done it.
