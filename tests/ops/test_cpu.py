@@ -1,16 +1,9 @@
 """Compiled code against torch's operators, which do the same without it."""
 
-import _ctypes
 import copy
-import ctypes
-import importlib.util
-import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +13,10 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import functional as C
+from crossbn import ops
 from crossbn.convert import cross_iteration_norms
-from crossbn.ops import library
-from crossbn.functional.moments import all_finite
-from crossbn.nn import quick
-from crossbn.nn.feed import Input
+from crossbn.ops import StepInputs, cpu, library
+from crossbn.ops.autograd import Context, normalize
 
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(3, 5), (2, 3, 7), (2, 4, 5, 6), (1, 2, 3, 4, 5), (4, 40, 33, 33)]  # the last one on several threads
@@ -44,26 +36,18 @@ def twice(function: Callable[[], tuple[Tensor, ...]]) -> None:
         close(one, other)
 
 
-def test_it_was_compiled() -> None:
-    """Where the tests run there is a compiler; without one the others would compare torch with itself."""
-    assert library.is_available()
-    with library.switched_off():
-        assert not library.is_available()
-    assert library.is_available()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_moments(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = 3 * torch.randn(shape, dtype=dtype) + 5
-    twice(lambda: C.batch_moments(x))
+    twice(lambda: ops.moments(x))
     if shape[1] > 3:
-        twice(lambda: C.batch_moments(x[:, 1:3]))  # images are not next to each other
+        twice(lambda: ops.moments(x[:, 1:3]))  # images are not next to each other
 
 
 def test_moments_far_from_zero() -> None:
     x = torch.randn(4, 2, 64, 64, dtype=torch.float64) + 1e4
-    mean, var = C.batch_moments(x.float())
+    mean, var = ops.moments(x.float())
     torch.testing.assert_close(mean, x.float().double().mean([0, 2, 3]).float(), rtol=1e-7, atol=0)
     torch.testing.assert_close(var, x.float().double().var([0, 2, 3], correction=0).float(), rtol=1e-3, atol=0)
 
@@ -81,18 +65,10 @@ def test_backward(shape: tuple[int, ...], dtype: torch.dtype, shared: bool) -> N
 
     def gradients() -> tuple[Tensor, ...]:
         x, mean, var, gamma, beta = leaves
-        y = C.normalize(x, mean, var, share, gamma, beta)
+        y = normalize(x, mean, var, gamma, beta, Context(share, 1e-5))
         return torch.autograd.grad(y, leaves, output_grad)
 
     twice(gradients)
-
-
-@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_all_finite(bad: float) -> None:
-    x = torch.zeros(1000)
-    assert all_finite(x, x) is True
-    x[-1] = bad
-    assert all_finite(torch.zeros(3), x) is False
 
 
 @pytest.mark.parametrize("groups", [1, 2, 12])
@@ -102,18 +78,19 @@ def test_all_finite(bad: float) -> None:
 def test_weight_gradient(groups: int, rows: int, size: int, equal: bool) -> None:
     torch.manual_seed(0)
     channels, draw = 12, partial(torch.randn, dtype=torch.float64)
-    votes = draw(1).expand(2, 1) if equal else draw(2, channels)
+    weight = draw(1).expand(2, 1) if equal else draw(2, channels)
     rest = draw(channels, size) if rows == 1 else None
-    jacobian = C.Jacobian(draw(2, rows, groups, size), votes, draw(2, rows, channels), rest)
-    a, v, before = draw(channels), draw(channels), draw(channels, size)
-
-    def added() -> tuple[Tensor, Tensor]:
-        grad = before.clone()
-        jacobian.add_weight_gradient_(grad, a, v)
-        return grad, jacobian.weight_gradient(a, v)
-
-    twice(added)
-    close(*[each - before * (i == 0) for i, each in enumerate(added())])
+    jacobian = C.Jacobian(draw(2, rows, groups, size), weight, draw(2, rows, channels), rest)
+    x, grad, share = draw(4, channels + 3, 2), draw(4, channels + 3, 2), draw(1).abs()
+    mean, gamma = draw(2, channels + 3)
+    var = draw(channels + 3).abs() + 0.5
+    found = cpu.step_backward(grad, x, mean, var, share, gamma, 1e-5, [(3, jacobian)])
+    assert found is not None
+    expected = C.gradients(grad, x, mean, var, share, gamma, 1e-5, [(3, jacobian)])
+    close(found.weights[0], expected.weights[0])
+    close(found.weights[0], jacobian.weight_gradient(found.mean[3:], found.var[3:]))
+    for name in ("x", "gamma", "beta", "mean", "var"):
+        close(getattr(found, name), getattr(expected, name))
 
 
 class Dense(nn.Module):
@@ -154,41 +131,40 @@ def train(network: nn.Module, channels: int = 3, **options: Any) -> tuple[Tensor
 def test_a_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     seen: list[str] = []
-    observe = quick.observe
+    step = cpu.step
 
-    def watch(each: Input, *args: Any) -> Any:
-        found = observe(each, *args)
+    def watch(inputs: StepInputs, past: Any, storage: C.Storage, settings: C.Settings) -> Any:
+        found = step(inputs, past, storage, settings)
         if found is not None:
-            form = type(each.segment.source.form).__name__
-            seen.append(f"{form}{' and output' * (found[1] is not None)}")
+            seen.append(f"{type(storage).__name__}{' and output' * (found.output is not None)}")
         return found
 
-    monkeypatch.setattr(quick, "observe", watch)
+    monkeypatch.setattr(cpu, "step", watch)
     network = Dense()
     twice(lambda: train(network))
-    # At seven steps each of four producers once, the last one, of a large weight, as samples; one of them is first
+    # At seven steps each of four producers once, the last one, of a large weight, as patches; one of them is first
     # asked for by a norm that reads two.
-    assert Counter(seen) == {"Gradients": 7, "Gradients and output": 14, "Samples and output": 7}
+    assert Counter(seen) == {"GradientStorage": 7, "GradientStorage and output": 14, "PatchStorage and output": 7}
 
 
 @pytest.mark.parametrize(
-    ("conv", "form"),
+    ("conv", "storage"),
     {
-        "a long patch of an odd size": (nn.Conv2d(117, 35, 3, bias=False), "Samples"),
-        "groups of channels that are no multiple of four": (nn.Conv2d(80, 92, 3, groups=2, bias=False), "Samples"),
-        "all channels of a group in one": (nn.Conv2d(40, 120, 5, groups=20, bias=False), "Gradients"),
-        "more positions than are added at once": (nn.Conv2d(6, 9, 1, bias=False), "Gradients"),
+        "a long patch of an odd size": (nn.Conv2d(117, 35, 3, bias=False), "PatchStorage"),
+        "groups of channels that are no multiple of four": (nn.Conv2d(80, 92, 3, groups=2, bias=False), "PatchStorage"),
+        "all channels of a group in one": (nn.Conv2d(40, 120, 5, groups=20, bias=False), "GradientStorage"),
+        "more positions than are added at once": (nn.Conv2d(6, 9, 1, bias=False), "GradientStorage"),
     }.values(),
 )
 @pytest.mark.parametrize("threads", [1, 3])
-def test_weights_of_all_shapes(conv: nn.Conv2d, form: str, threads: int) -> None:
+def test_weights_of_all_shapes(conv: nn.Conv2d, storage: str, threads: int) -> None:
     network = nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         twice(lambda: train(network, conv.in_channels, positions=400))
         crossbn.convert_(network, window=4, positions=400)
-        assert type(cross_iteration_norms(network)["1"].sources[0].form).__name__ == form
+        assert type(cross_iteration_norms(network)["1"].segments[0].storage).__name__ == storage
     finally:
         crossbn.revert_(network)
         torch.set_num_threads(before)
@@ -255,7 +231,7 @@ def test_layouts_are_not_of_the_history() -> None:
         network = converted(*layers)
         return network.to(memory_format=layout)  # type: ignore[call-overload]  # torch's types lack it
 
-    flat = nn.Linear(300, 128, bias=False), nn.BatchNorm1d(128)  # so large that it keeps samples
+    flat = nn.Linear(300, 128, bias=False), nn.BatchNorm1d(128)  # so large that it keeps patches
     twice(lambda: steps_of(arranged(torch.channels_last, *flat), 4, 6, 300))
     deep = nn.Conv3d(40, 40, 3, bias=False), nn.BatchNorm3d(40)
     twice(lambda: steps_of(arranged(torch.channels_last_3d, *deep), 4, 2, 40, 3, 4, 4))
@@ -304,73 +280,3 @@ def test_an_infinite_input_that_the_output_skips_is_not_remembered() -> None:
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     network(images)
     assert not all(torch.equal(value, after[name]) for name, value in crossbn.history_state(network).items())
-
-
-def test_what_does_not_fit() -> None:
-    x = torch.randn(2, 3, 4, 4)
-    assert library.fit(x, x[:, 1:])
-    unfit = {
-        "half": x.half(),
-        "whole numbers": x.int(),
-        "elsewhere": x.to("meta"),
-        "other layout": x.to(memory_format=torch.channels_last),
-        "repeated": x[:, :1].expand(2, 3, 4, 4),
-        "every second": x[..., ::2],
-        "negated when read": torch._neg_view(x),
-    }
-    assert [name for name, tensor in unfit.items() if library.fit(tensor)] == []
-    assert not library.fit(x, x.double())
-    torch.func.vmap(_assert_unfit)(x)
-
-
-def _assert_unfit(x: Tensor) -> Tensor:
-    assert not library.fit(x)
-    return x
-
-
-def test_it_can_be_done_without() -> None:
-    code = "from crossbn.functional import library; print(library.is_available())"
-    environment = {"CROSSBN_NATIVE": "0", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == "False"
-
-
-def test_structures_are_those_of_the_library() -> None:
-    for dtype in DTYPES:
-        fields = {name: kind for name, kind, *_ in library.structures["memory", dtype]._fields_}
-        assert fields["y"] is library.POINTER
-        assert fields["y_stride"] is library.NUMBER
-    assert library.structures["site", None].size.size == 3 * 8
-
-
-@pytest.mark.parametrize("name", ["of another purpose", "of no machine", "missing"])
-def test_a_library_that_is_none_is_not_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library._load() is not None
-    path = tmp_path / "library.so"
-    if name == "of another purpose":
-        path.symlink_to(_ctypes.__file__)
-    elif name == "of no machine":
-        path.write_text("no library")
-    monkeypatch.setenv("CROSSBN_LIBRARY", str(path))
-    with pytest.warns(UserWarning, match="compiled code is not used, torch's operators do the same slower"):
-        assert library._load() is None
-
-
-def test_a_library_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec("crossbn.functional._native")
-    assert found is not None
-    assert found.origin is not None
-    path = tmp_path / "library.so"
-    path.write_bytes(Path(found.origin).read_bytes())
-    monkeypatch.setenv("CROSSBN_LIBRARY", str(path))
-    loaded = library._load()
-    assert loaded is not None
-    x = torch.tensor([1.0, math.nan])
-    functions = loaded.functions[torch.float32]
-    assert [functions["all_finite"](x.data_ptr(), count) for count in (1, 2)] == [1, 0]
-
-
-def test_a_library_whose_structures_are_laid_out_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_LETTERS", {**library._LETTERS, "n": ctypes.c_int32})
-    with pytest.warns(UserWarning, match="laid out otherwise than ctypes would"):
-        assert library._load() is None
