@@ -1,14 +1,11 @@
-"""Both halves of the backward: written out, and as the native kernels of SyncBatchNorm would be called."""
-
-import sys
-from collections.abc import Iterator
+"""The gradients of the normalization: blended from torch's, written out in halves, and by SyncBatchNorm's kernels."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.functional import kernels
+from crossbn.functional.normalize import blend_gradient, native_available, reduce_gradient
 
 
 def native_reduce(
@@ -16,7 +13,7 @@ def native_reduce(
 ) -> tuple[Tensor | None, ...]:
     """What torch says `batch_norm_backward_reduce` returns: two sums and the parameters' gradients, as wanted."""
     dims = [0, *range(2, x.ndim)]
-    product = (grad * (x - kernels.channelwise(mean, x))).sum(dims)
+    product = (grad * (x - C.channelwise(mean, x))).sum(dims)
     sums = (grad.sum(dims), product) if wanted[0] else (None, None)
     return *sums, product * invstd if wanted[1] else None, grad.sum(dims) * weight.new_ones(()) if wanted[2] else None
 
@@ -35,57 +32,84 @@ def native_elemt(
     assert counts.dtype == torch.int32
     n = counts.sum()
     mean, invstd, weight, sum_grad, sum_product = (
-        kernels.channelwise(each, x) for each in (mean, invstd, weight, sum_grad, sum_product)
+        C.channelwise(each, x) for each in (mean, invstd, weight, sum_grad, sum_product)
     )
     return (grad - sum_grad / n - (x - mean) * invstd.square() * sum_product / n) * invstd * weight
 
 
 @pytest.fixture(params=["blended", "written out", "native"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Choose which of the three ways to the same gradient is taken; compiled code, a fourth, has tests of its own."""
-    name: str = request.param
-    if name != "blended":
-        monkeypatch.setattr(sys.modules[C.normalize.__module__], "native_available", lambda _: True)
-    if name == "native":
-        monkeypatch.setattr(kernels, "native_available", lambda _: True)
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose which of the three ways to the same gradient is taken."""
+    module = "crossbn.functional.normalize"
+    if request.param == "written out":
+        monkeypatch.setattr(f"{module}._blend_native", _blend_written_out)
+    if request.param == "native":
+        monkeypatch.setattr(f"{module}.native_available", lambda _: True)
         monkeypatch.setattr(torch, "batch_norm_backward_reduce", native_reduce)
         monkeypatch.setattr(torch, "batch_norm_backward_elemt", native_elemt)
-    with library.switched_off():
-        yield name
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25, [1.0, 0.5, 0.25, 0.2]])
-@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 5), (2, 4, 3, 5)])
-@pytest.mark.usefixtures("kind")
-def test_gradient_of_the_input(shape: tuple[int, ...], share: float | list[float]) -> None:
+def _blend_written_out(
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, share: Tensor, gamma: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert eps == 1e-5
+    sum_grad, product = reduce_gradient(grad, x, mean, invstd, gamma)
+    count = torch.tensor(x.numel() // x.shape[1])
+    dx = blend_gradient(grad, x, mean, invstd, gamma, sum_grad * share, product * share, count)
+    return dx, product * invstd, sum_grad
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25, [1.0, 0.5, 0.25, 0.2]], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 5), (2, 4, 3, 5)], ids=str)
+@pytest.mark.usefixtures("_kind")
+def test_gradients_are_those_of_the_formula(shape: tuple[int, ...], share: float | list[float]) -> None:
     """Against autograd through the plain formula, today's batch having a share of the statistics."""
-    torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     gamma, beta = (torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     past_mean, past_var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
-    shares = torch.tensor(share, dtype=torch.float64).expand(4)
+    shares = torch.tensor(share, dtype=torch.float64).expand(4).contiguous()
+    added = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
     dims = [0, *range(2, x.ndim)]
+    own_mean, own_var = x.mean(dims), x.var(dims, correction=0)
+    mean = shares * own_mean + (1 - shares) * past_mean
+    var = shares * own_var + (1 - shares) * past_var + shares * (1 - shares) * (own_mean - past_mean).square()
+    # Gradients of mean and variance are those of what is added to them, the input's own part left out.
+    scale = gamma / torch.sqrt(var + added[1] + 1e-5)
+    expected = (x - C.channelwise(mean + added[0], x)) * C.channelwise(scale, x) + C.channelwise(beta, x)
+    mean, var = mean.detach(), var.detach()
+    torch.testing.assert_close(C.normalized(x, mean, var, gamma, beta, 1e-5), expected)
+    grad = torch.randn_like(expected)
+    got = C.gradients(grad, x.detach(), mean, var, shares, gamma.detach(), 1e-5)
+    of_x, of_gamma, of_beta, of_added = torch.autograd.grad(expected, [x, gamma, beta, added], grad)
+    wanted = {"x": of_x, "gamma": of_gamma, "beta": of_beta, "mean": of_added[0], "var": of_added[1]}
+    for name, want in wanted.items():
+        torch.testing.assert_close(getattr(got, name), want, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
-    def pooled() -> tuple[Tensor, Tensor]:
-        own_mean, own_var = x.mean(dims), x.var(dims, correction=0)
-        mean = shares * own_mean + (1 - shares) * past_mean
-        var = shares * own_var + (1 - shares) * past_var
-        return mean, var + shares * (1 - shares) * (own_mean - past_mean).square()
 
-    mean, var = pooled()
-    scale = gamma / torch.sqrt(var + 1e-5)
-    expected = (x - kernels.channelwise(mean, x)) * kernels.channelwise(scale, x) + kernels.channelwise(beta, x)
-    got = C.normalize(x, mean.detach(), var.detach(), shares, gamma, beta)
+def test_a_lone_position_is_beta() -> None:
+    """Its own mean is taken off before anything is rounded."""
+    x, beta = torch.tensor([[1e7, 3.3]]), torch.tensor([0.25, -1.0])
+    got = C.normalized(x, x[0], torch.zeros(2), torch.ones(2), beta, 1e-5)
+    assert torch.equal(got[0], beta)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 5)], ids=str)
+def test_output_with_a_graph_has_the_gradients_and_their_gradients(shape: tuple[int, ...]) -> None:
+    """Where nothing else is followed and all is today's, it is BatchNorm."""
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    gamma = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    mean, var = (each.detach() for each in C.batch_moments(x))
+    nothing, all_ = torch.zeros(3, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    got = C.differentiable_output(x, mean, var, gamma, all_, 1e-5, nothing, nothing)
+    expected = torch.nn.functional.batch_norm(x, None, None, gamma, None, True, 0.0, 1e-5)
     torch.testing.assert_close(got, expected)
-    towards = torch.randn_like(got)
-    leaves = [x, gamma, beta]
-    for ours, theirs in zip(
-        torch.autograd.grad((got * towards).sum(), leaves),
-        torch.autograd.grad((expected * towards).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+    def twice(y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(y.sin().sum(), [x, gamma], create_graph=True)
+        return *first, *torch.autograd.grad(first[0].square().sum() + first[1].pow(3).sum(), [x, gamma])
+
+    torch.testing.assert_close(twice(got), twice(expected), rtol=1e-9, atol=1e-10)
 
 
 def test_native_kernels_are_for_the_gpu_only() -> None:
-    assert not kernels.native_available(torch.ones(1))
+    assert not native_available(torch.ones(1))

@@ -1,7 +1,8 @@
-"""Products that have to cancel, and pooling of what is large."""
+"""Moments of a remembered step at other weights, and products that have to cancel."""
 
 import pytest
 import torch
+from torch import Tensor
 
 from crossbn import functional as C
 
@@ -31,11 +32,53 @@ def test_rows_of_several_steps(weight: tuple[int, int, int]) -> None:
         assert torch.equal(C.project_steps(row.clone().unsqueeze(0), flat)[0, 0], each[0])
 
 
-@pytest.mark.parametrize("invalid", ["max", "drop"])
-@pytest.mark.parametrize("present", [None, torch.tensor([1.0, 0.5, 0.25])])
-def test_pooled_variance_does_not_feel_a_large_mean(invalid: str, present: torch.Tensor | None) -> None:
-    past_mean, past_var = torch.randint(-4, 5, (3, 6)).float(), torch.rand(3, 6)
-    mean, var = torch.zeros(6), torch.rand(6)
-    near, far = (C.pool(mean + by, var, past_mean + by, past_var, present, invalid) for by in (0, 2.0**22))
-    assert torch.equal(near.var, far.var)
-    torch.testing.assert_close(far.mean, near.mean + 2.0**22)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_project_and_spread_are_adjoint(groups: int) -> None:
+    """And are what they say: <row, W_j>, and the sum of rows with coefficients."""
+    rows, flat = torch.randn(5, groups, 7).double(), torch.randn(6, 7).double()
+    coefficient = torch.randn(5, 6).double()
+    whole = rows.repeat_interleave(6 // groups, 1)  # [M, C, I]
+    torch.testing.assert_close(C.project(rows, flat), torch.einsum("mci,ci->mc", whole, flat))
+    torch.testing.assert_close(C.spread(coefficient, rows), torch.einsum("mc,mci->ci", coefficient, whole))
+    torch.testing.assert_close((C.project(rows, flat) * coefficient).sum(), (C.spread(coefficient, rows) * flat).sum())
+
+
+@pytest.mark.parametrize("channels", [6, 600])  # the latter are done a few at a time
+def test_project_var(channels: int) -> None:
+    grad, flat = torch.randn(3, channels, 300).double(), torch.randn(channels, 300).double()
+    torch.testing.assert_close(C.project_var(grad, flat), torch.einsum("rci,ci->rc", grad, flat))
+
+
+TERMS: dict[str, tuple[C.TaylorTerms, list[float], list[float]]] = {
+    # Of a mean of 1 and 2, and a variance of 4 and 1.
+    "unchanged": (C.TaylorTerms(torch.zeros(1, 2), torch.zeros(1, 2)), [1, 2], [4, 1]),
+    "mean": (C.TaylorTerms(torch.tensor([[0.5, -1.0]]), torch.zeros(1, 2)), [1.5, 1], [3.75, 0]),
+    "variance": (C.TaylorTerms(torch.zeros(1, 2), torch.tensor([[1.0, -3.0]])), [1, 2], [5, -2]),
+    "second order": (
+        C.TaylorTerms(torch.tensor([[0.5, -1.0]]), torch.tensor([[1.0, -3.0]]), torch.tensor([[0.25, 4.0]])),
+        [1.5, 1],
+        [5, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_compensation_by_hand(name: str) -> None:
+    terms, mean, var = TERMS[name]
+    got = C.compensate(torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 1.0]]), terms)
+    torch.testing.assert_close(got, (torch.tensor([mean]).float(), torch.tensor([var]).float()), rtol=0, atol=0)
+
+
+def test_second_order_is_exact() -> None:
+    """The moments are a polynomial of that order in the weights: of x = W y with any W."""
+    y, before, after = torch.randn(50, 3).double(), torch.randn(4, 3).double(), torch.randn(4, 3).double()
+
+    def moments(weight: Tensor) -> tuple[Tensor, Tensor]:
+        return C.batch_moments(y @ weight.mT)
+
+    mean, var = moments(before)
+    change = after - before
+    shift, slope = ((each * change).sum((1, 2)) for each in torch.func.jacrev(moments)(before))
+    of_second_moment = ((y @ change.mT).square()).mean(0)
+    got = C.compensate(mean[None], var[None], C.TaylorTerms(shift[None], slope[None], of_second_moment[None]))
+    torch.testing.assert_close((got[0][0], got[1][0]), moments(after), rtol=1e-12, atol=1e-12)
