@@ -1,5 +1,7 @@
 """The gradients of the normalization: blended from torch's, written out in halves, and by SyncBatchNorm's kernels."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -83,7 +85,7 @@ def test_gradients_are_those_of_the_formula(shape: tuple[int, ...], share: float
     of_x, of_gamma, of_beta, of_added = torch.autograd.grad(expected, [x, gamma, beta, added], grad)
     wanted = {"x": of_x, "gamma": of_gamma, "beta": of_beta, "mean": of_added[0], "var": of_added[1]}
     for name, want in wanted.items():
-        torch.testing.assert_close(getattr(got, name), want, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(getattr(got, name), want, rtol=1e-9, atol=1e-11, msg=partial("{}: {}".format, name))
 
 
 def test_a_lone_position_is_beta() -> None:

@@ -1,4 +1,4 @@
-"""Votes by age: a remembered step counts `decay` to the power of its age."""
+"""Step weights by age: a remembered step counts `decay` to the power of its age."""
 
 import contextlib
 
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.ops import library
 from crossbn.nn.history import History
-from tests.functional.test_native import Dense, train, twice
+from crossbn.ops import Past, library
+from tests.ops.test_cpu import Dense, train, twice
 
 
 def frozen_statistics(decay: float, compiled: bool, wide: bool, steps: int = 7) -> tuple[Tensor, Tensor]:
@@ -24,9 +24,9 @@ def frozen_statistics(decay: float, compiled: bool, wide: bool, steps: int = 7) 
         for batch in batches:
             network(batch)
     means = [conv(batch).detach().mean([0, 2, 3]) for batch in batches[-4:]]
-    votes = [decay**age for age in reversed(range(len(means)))]
+    weights = [decay**age for age in reversed(range(len(means)))]
     assert norm.running_mean is not None
-    return norm.running_mean, sum(vote * mean for vote, mean in zip(votes, means, strict=True)) / sum(votes)
+    return norm.running_mean, sum(w * mean for w, mean in zip(weights, means, strict=True)) / sum(weights)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.7, 0.1])
@@ -38,9 +38,14 @@ def test_frozen_weights_give_the_weighted_average(decay: float, compiled: bool, 
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7, 8])
-def test_votes_of_a_history_that_is_not_looked_at(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_weights_of_a_history_that_is_not_looked_at(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU and in a compiled step: ages are worked out with tensors, places may be empty."""
-    monkeypatch.setattr(History, "is_readable", False)
+    past = History.past
+
+    def unread(history: History) -> Past:
+        return past(history)._replace(is_readable=False)
+
+    monkeypatch.setattr(History, "past", unread)
     got, want = frozen_statistics(0.7, True, False, steps)
     torch.testing.assert_close(got, want)
 
@@ -52,7 +57,7 @@ def test_compiled_code_trains_the_same(decay: float) -> None:
     twice(lambda: train(network, decay=decay))
 
 
-def test_votes_change_the_training() -> None:
+def test_step_weights_change_the_training() -> None:
     torch.manual_seed(0)
     network = Dense()
     plain, aged = train(network), train(network, decay=0.7)

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import crossbn
-from crossbn import functional as C  # the library's F
 from crossbn import nn as cnn
+from crossbn import ops
+from crossbn.ops import library
+from crossbn.ops.autograd import Context, normalize
 from tests.reference.cross_iteration import ReferenceNorm
 
 NATIVE = pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
@@ -24,7 +26,7 @@ NATIVE = pytest.mark.parametrize("native", [True, False], ids=["compiled", "torc
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:`torch.jit.script")
 
 
-def library(native: bool) -> AbstractContextManager[None]:
+def compiled(native: bool) -> AbstractContextManager[None]:
     return nullcontext() if native else library.switched_off()
 
 
@@ -54,7 +56,7 @@ def test_huge_batches_leave_running_statistics_finite(
     if make is network:
         with torch.no_grad():
             model.get_parameter("0.weight").div_(27)
-    with library(native):
+    with compiled(native):
         for sign in (1, -1, 1, -1, 1):
             model(sign * size * (1 + 0.03 * torch.randn(2, 3, 6, 6)))
             assert model.get_buffer("1.running_var").isfinite().all()
@@ -78,7 +80,7 @@ def test_variance_beside_a_large_mean(
     model = network(momentum=1.0, bias=bias, **options)
     weight, shift = model.get_parameter("0.weight"), model.get_parameter("0.bias") if bias else None
     outputs = []
-    with library(native):
+    with compiled(native):
         for _ in range(6):
             y = torch.randn(2, 3, 8, 8) + ratio / 5  # 27 weights around 1: mean 27, standard deviation 5.4
             outputs.append(F.conv2d(y, weight, shift).detach().double())
@@ -151,8 +153,8 @@ def check_normalize(
     share = vector(torch.linspace(0.2, 0.8, 4, dtype=types[-1]))
     gradient = output_grad(torch.randn(3, 4, 5, 6, dtype=F64).to(x.dtype))
     try:
-        with library(native):
-            out = C.normalize(x, mean, var, share, gamma, beta)
+        with compiled(native):
+            out = normalize(x, mean, var, gamma, beta, Context(share, 1e-5))
             got = torch.autograd.grad(out, values, gradient.to(out.dtype))
     except (RuntimeError, TypeError, ValueError):
         return
@@ -205,8 +207,8 @@ def test_normalize_of_mixed_types(types: tuple[torch.dtype, ...], layout: str, n
 @NATIVE
 def test_moments_keep_their_graph(shape: tuple[int, ...], dtype: torch.dtype, native: bool) -> None:
     x, dims = torch.randn(shape, dtype=dtype).requires_grad_(), [0, *range(2, len(shape))]
-    with library(native):
-        mean, var = C.batch_moments(x)
+    with compiled(native):
+        mean, var = ops.moments(x)
     expected_var, expected_mean = torch.var_mean(x, dims, correction=0)
     assert mean.requires_grad
     assert var.requires_grad
@@ -223,10 +225,10 @@ def test_moments_keep_their_tangents(shape: tuple[int, ...], native: bool) -> No
     x, tangent, dims = torch.randn(shape), torch.randn(shape), [0, *range(2, len(shape))]
     centred = x - x.mean(dims, keepdim=True)
     expected = tangent.mean(dims), 2 * (centred * tangent).mean(dims)
-    with library(native):
-        by_transform = torch.func.jvp(C.batch_moments, (x,), (tangent,))[1]
+    with compiled(native):
+        by_transform = torch.func.jvp(ops.moments, (x,), (tangent,))[1]
         with forward_ad.dual_level():
-            moments = C.batch_moments(forward_ad.make_dual(x, tangent))
+            moments = ops.moments(forward_ad.make_dual(x, tangent))
             by_dual = [forward_ad.unpack_dual(each).tangent for each in moments]
     torch.testing.assert_close(tuple(by_transform), expected)
     torch.testing.assert_close(tuple(by_dual), expected)

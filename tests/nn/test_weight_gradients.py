@@ -1,9 +1,8 @@
-"""The gradient through the compensation, added where the operator makes its own."""
+"""The gradient that weights have by way of the compensated statistics, against the slow reference."""
 
 import copy
 import gc
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import crossbn
-from crossbn import functional as C
-from crossbn.nn.call import NodeCall
-from crossbn.nn.graft import Graft
-from crossbn.nn.link import Link
+from tests.nn.test_oracle import functional_form
+from tests.reference.cross_iteration import ReferenceNorm
 
 
 class OfPositions(nn.Linear):
@@ -50,44 +47,33 @@ def move_weights(model: nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
-def trained(name: str = "convolution", **options: Any) -> nn.Sequential:
-    """An operator and its norm with a full window, the weights having moved."""
+def trained(name: str = "convolution", **options: Any) -> tuple[nn.Sequential, ReferenceNorm]:
+    """An operator and its norm with a full window, the weights having moved, and the reference that knows as much."""
     make, norm, shape = OPERATORS[name]
     torch.manual_seed(0)
     model = nn.Sequential(make(), norm(5)).double()
-    crossbn.convert_(model, window=3, **options)
+    reference = ReferenceNorm(functional_form(model[0]), window=3)
+    crossbn.convert_(model, **{"window": 3, "positions": None, "decay": 1.0, **options})
     for _ in range(3):
-        model(batch(*shape))
+        y = batch(*shape)
+        model(y)
+        out_of(reference, model, y)
         move_weights(model)
-    return model
+    return model, reference
 
 
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
-    """Calls a function with autograd's own way to the weight, a second gradient, in place of the graft's."""
-
-    def call(function: Callable[[], Any]) -> Any:
-        with monkeypatch.context() as patch:
-            followed = []
-            follow_weight = C.follow_weight
-
-            def watch(*args: Any) -> Any:
-                followed.append(args)
-                return follow_weight(*args)
-
-            patch.setattr(NodeCall, "graft", lambda _: None)
-            patch.setattr(C, "follow_weight", watch)
-            found = function()
-            assert followed
-            return found
-
-    return call
+def out_of(reference: ReferenceNorm, model: nn.Sequential, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The reference's output at the weights of `model`, and what it is a function of."""
+    twins = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    weight, *bias, gamma, beta = twins
+    return reference(y, weight, bias[0] if bias else 0.0, gamma, beta)[0], twins
 
 
-def loss_of(model: nn.Module, *shape: int) -> Tensor:
-    shape = shape or (2, 3, 6, 6)
-    size = torch.Size(shape).numel()
-    out: Tensor = model(torch.linspace(-1, 1, size, dtype=torch.float64).reshape(shape).sin())
+def today(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape).sin()
+
+
+def loss(out: Tensor) -> Tensor:
     return (out * torch.linspace(0, 3, out.numel(), dtype=torch.float64).reshape(out.shape).cos()).sum()
 
 
@@ -95,38 +81,57 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def backward(model: nn.Module, *shape: int) -> list[Tensor]:
-    loss_of(model, *shape).backward()
+def backward(model: nn.Module, y: Tensor) -> list[Tensor]:
+    loss(model(y)).backward()
     return gradients_of(model)
 
 
-def twice(model: nn.Module, *shape: int) -> list[Tensor]:
-    loss = loss_of(model, *shape)
-    loss.backward(retain_graph=True)
-    loss.backward()
-    return gradients_of(model)
+def twice(model: nn.Module, y: Tensor) -> list[Tensor]:
+    value = loss(model(y))
+    value.backward(retain_graph=True)
+    value.backward()
+    return [gradient / 2 for gradient in gradients_of(model)]
 
 
-def asked_for(model: nn.Module, *shape: int) -> list[Tensor]:
-    return list(torch.autograd.grad(loss_of(model, *shape), list(model.parameters())))
+def asked_for(model: nn.Module, y: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss(model(y)), list(model.parameters())))
 
 
-def channels_last(model: nn.Module, *shape: int) -> list[Tensor]:
-    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    return backward(model.to(memory_format=layout), *shape)  # type: ignore[call-overload]  # torch's types lack it
+def one_by_one(model: nn.Module, y: Tensor) -> list[Tensor]:
+    value = loss(model(y))
+    return [torch.autograd.grad(value, parameter, retain_graph=True)[0] for parameter in model.parameters()]
+
+
+def with_a_graph(model: nn.Module, y: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss(model(y)), list(model.parameters()), create_graph=True))
+
+
+def channels_last(model: nn.Module, y: Tensor) -> list[Tensor]:
+    layout = torch.channels_last if y.ndim == 4 else torch.contiguous_format
+    return backward(model.to(memory_format=layout), y.to(memory_format=layout))  # type: ignore[call-overload]  # torch's types lack it
+
+
+def with_a_trained_input(model: nn.Module, y: Tensor) -> list[Tensor]:
+    return backward(model, y.requires_grad_())
+
+
+WAYS = [backward, twice, asked_for, one_by_one, with_a_graph, channels_last, with_a_trained_input]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("gradients", [backward, twice, asked_for, channels_last])
-def test_equals_a_second_gradient(
-    name: str, gradients: Callable[..., list[Tensor]], beside: Callable[[Callable[[], Any]], Any]
+@pytest.mark.parametrize("gradients", WAYS)
+@pytest.mark.parametrize(
+    "options", [{"positions": None}, {"positions": 10_000}], ids=str
+)  # the latter in compiled code
+def test_equals_the_reference(
+    name: str, gradients: Callable[[nn.Module, Tensor], list[Tensor]], options: dict[str, Any]
 ) -> None:
-    shape = OPERATORS[name][2]
-    model = trained(name)
-    twin = copy.deepcopy(model)
-    grafted, expected = gradients(model, *shape), beside(lambda: gradients(twin, *shape))
-    torch.testing.assert_close(grafted, expected, rtol=1e-12, atol=1e-12)
-    detached = backward(trained(name, backward="detached"), *shape)
+    model, reference = trained(name, **options)
+    y = today(*OPERATORS[name][2])
+    out, twins = out_of(reference, model, y)
+    expected = list(torch.autograd.grad(loss(out), twins))
+    torch.testing.assert_close(gradients(model, y), expected, rtol=1e-9, atol=1e-10)
+    detached = backward(trained(name, backward="detached")[0], y.detach())
     assert not torch.allclose(detached[0], expected[0], rtol=1e-3)
 
 
@@ -145,7 +150,7 @@ def test_linear_layer_of_positions(kind: type[nn.Linear], bias: bool) -> None:
             for ours, theirs in zip(conv.parameters(), linear.parameters(), strict=True):
                 ours.copy_(theirs.reshape(ours.shape))
         shape = (2, 3, int(torch.randint(2, 9, ())))
-        got, expected = asked_for(linear, *shape), asked_for(conv, *shape)
+        got, expected = asked_for(linear, today(*shape)), asked_for(conv, today(*shape))
         expected[0] = expected[0].squeeze(2)
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
@@ -195,51 +200,37 @@ def test_a_backward_that_fails_on_its_way() -> None:
     model = with_history()
     twin, images = copy.deepcopy(model), batch()
     expected = torch.autograd.grad(twin(images)[0].pow(3).sum(), twin.conv.weight)[0]
-    loss = model(images)[0].pow(3).sum()
+    value = model(images)[0].pow(3).sum()
 
     def fail(_: Tensor) -> None:
         raise MemoryError
 
     handle = model.seen[0].register_hook(fail)  # between norm and convolution
     with pytest.raises(MemoryError):
-        loss.backward(retain_graph=True)
+        value.backward(retain_graph=True)
     handle.remove()
-    (got,) = torch.autograd.grad(loss, model.conv.weight)
+    (got,) = torch.autograd.grad(value, model.conv.weight)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_what_two_norms_send_is_joined(
-    monkeypatch: pytest.MonkeyPatch, beside: Callable[[Callable[[], Any]], Any]
-) -> None:
-    calls: Counter[str] = Counter()
-
-    def count(kind: type, name: str) -> None:
-        original = getattr(kind, name)
-
-        def counted(*args: Any) -> Any:
-            calls[name] += 1
-            return original(*args)
-
-        monkeypatch.setattr(kind, name, counted)
-
-    count(Link, "deliver")
-    count(Graft, "_add_delivery")
-
+def test_several_norms_of_one_operator_add_up() -> None:
     def gradient(*which: int) -> Tensor:
         model = with_history(3)
+        with torch.no_grad():
+            for parameter in model.norms.parameters():
+                parameter.fill_(0.7)
         outputs = model(batch())
-        loss = torch.stack([outputs[i].pow(3).sum() for i in which]).sum()
-        return torch.autograd.grad(loss, model.conv.weight)[0]
+        total = torch.stack([outputs[i].pow(3).sum() for i in which]).sum()
+        return torch.autograd.grad(total, model.conv.weight)[0]
 
     both = gradient(0, 2)
-    assert calls == {"deliver": 2, "_add_delivery": 1}
     torch.testing.assert_close(both, gradient(0) + gradient(2), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(both, beside(lambda: gradient(0, 2)), rtol=1e-10, atol=1e-12)
-    assert calls["deliver"] == 4
+    # Norms with the same parameters make the same of it but for a factor, which is in the loss to the third power.
+    torch.testing.assert_close(both, 28 * gradient(0), rtol=1e-10, atol=1e-10)
 
 
 def test_frozen_weight_gets_none() -> None:
-    model = trained()
+    model, _ = trained()
     model[0].get_parameter("weight").requires_grad_(False)
     x = batch().requires_grad_()
     model(x).sum().backward()
@@ -249,7 +240,7 @@ def test_frozen_weight_gets_none() -> None:
 
 def test_it_goes_with_the_graph() -> None:
     """Without a backward, and without the collector of cycles."""
-    model, images = trained(), batch()
+    (model, _), images = trained(), batch()
     gone = weakref.ref(images)
     gc.collect()
     gc.disable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -91,32 +92,33 @@ OPERATORS: dict[str, Case] = {
     "patches, transposed": Case(lambda: nn.ConvTranspose2d(64, 60, 3, stride=2, bias=False), (2, 64, 2, 3)),
     "patches, linear": Case(lambda: nn.Linear(300, 120, bias=False), (6, 300)),
 }
+_ODD: dict[str, dict[str, Any]] = {
+    "nothing remembered": {"steps": 0},
+    "one remembered": {"steps": 1},
+    "window full": {"steps": 3},
+    "ring overwritten": {"steps": 7},
+    "decay": {"steps": 5, "options": {"decay": 0.6}},
+    "decay, partly filled": {"options": {"decay": 0.6}},
+    "few positions": {"options": {"positions": 3}},
+    "known moments": {"known_moments": True},
+    "known moments, decay": {"known_moments": True, "steps": 6, "options": {"decay": 0.6}},
+    "only looking": {"remember": False},
+    "infinite": {"spoil": lambda x: _with(x, torch.inf), "compiled": False},
+    "not a number": {"spoil": lambda x: _with(x, torch.nan), "compiled": False},
+    "another operator": {"spoil": lambda x: 1.5 * x, "raises": True},
+    "another operator, known moments": {"spoil": lambda x: x + 1, "raises": True, "known_moments": True},
+    "burn-in": {"pooling": False, "compiled": False},
+    "all positions": {"options": {"positions": None}, "compiled": False},
+    "second order": {"options": {"order": 2}, "compiled": False},
+    "no compensation": {"options": {"order": 0}, "compiled": False},
+    "detached": {"options": {"backward": "detached"}, "compiled": False},
+    "dropping what is invalid": {"options": {"invalid": "drop"}, "compiled": False},
+    "history in bfloat16": {"options": {"history_dtype": torch.bfloat16}, "compiled": False},
+}
 SITUATIONS: dict[str, Case] = {
     f"{what}{name}": Case(make, shape, **options)
     for what, make, shape in (("", _conv(), (2, 3, 6, 5)), ("patches, ", _large, _LARGE_SHAPE))
-    for name, options in {
-        "nothing remembered": {"steps": 0},
-        "one remembered": {"steps": 1},
-        "window full": {"steps": 3},
-        "ring overwritten": {"steps": 7},
-        "decay": {"steps": 5, "options": {"decay": 0.6}},
-        "decay, partly filled": {"options": {"decay": 0.6}},
-        "few positions": {"options": {"positions": 3}},
-        "known moments": {"known_moments": True},
-        "known moments, decay": {"known_moments": True, "steps": 6, "options": {"decay": 0.6}},
-        "only looking": {"remember": False},
-        "infinite": {"spoil": lambda x: _with(x, torch.inf), "compiled": False},
-        "not a number": {"spoil": lambda x: _with(x, torch.nan), "compiled": False},
-        "another operator": {"spoil": lambda x: 1.5 * x, "raises": True},
-        "another operator, known moments": {"spoil": lambda x: x + 1, "raises": True, "known_moments": True},
-        "burn-in": {"pooling": False, "compiled": False},
-        "all positions": {"options": {"positions": None}, "compiled": False},
-        "second order": {"options": {"order": 2}, "compiled": False},
-        "no compensation": {"options": {"order": 0}, "compiled": False},
-        "detached": {"options": {"backward": "detached"}, "compiled": False},
-        "dropping what is invalid": {"options": {"invalid": "drop"}, "compiled": False},
-        "history in bfloat16": {"options": {"history_dtype": torch.bfloat16}, "compiled": False},
-    }.items()
+    for name, options in _ODD.items()
 }
 OTHERS: dict[str, Case] = {
     "lone position": Case(_linear, (1, 5), compiled=False),
@@ -168,10 +170,8 @@ def situation(case: Case, dtype: torch.dtype, device: str = "cpu") -> Situation:
         with torch.no_grad():
             for parameter in (each for module in modules for each in module.parameters()):
                 parameter.add_(draw(*parameter.shape), alpha=0.1 / parameter[0].numel() ** 0.5)
-    norm = NormTensors(
-        draw(channels), draw(channels).abs(), torch.tensor(5), draw(channels), draw(channels), EPS, MOMENTUM
-    )
-    norm = NormTensors(*(each.to(device, dtype if each.is_floating_point() else None) for each in norm[:5]), *norm[5:])
+    mean, gamma, beta, var = (draw(channels).to(device, dtype) for _ in range(4))
+    norm = NormTensors(mean, var.abs(), torch.tensor(5, device=device), gamma, beta, EPS, MOMENTUM)
     history.apply_(lambda tensor: tensor.to(device, dtype))
     x = case.spoil(inputs.x).to(device, dtype)
     inputs = inputs._replace(
@@ -271,6 +271,6 @@ def assert_near(got: Found, expected: Found, dtype: torch.dtype) -> None:
     for name, value in got.items():
         want = expected[name]
         scale = want[want.isfinite()].abs().max().item() if want.isfinite().any() else 1.0
-        torch.testing.assert_close(
-            value, want, rtol=relative, atol=relative * max(scale, 1e-3), equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        absolute = relative * max(scale, 1e-3)
+        message = partial("{}: {}".format, name)
+        torch.testing.assert_close(value, want, rtol=relative, atol=absolute, equal_nan=True, msg=message)

@@ -124,5 +124,5 @@ def test_vectors_of_a_wrong_size_are_refused(name: str) -> None:
 def test_batched_gradients_are_refused() -> None:
     given = example()
     got = output_of(given)
-    with pytest.raises(RuntimeError, match="batched gradients .* are not supported"):
+    with pytest.raises(RuntimeError, match=r"batched gradients .* are not supported"):
         torch.autograd.grad(got, given.leaves[0], torch.ones(2, *got.shape).double(), is_grads_batched=True)

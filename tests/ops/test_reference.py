@@ -65,7 +65,9 @@ def test_pooled_statistics_and_how_they_follow_the_weight(name: str, order: int)
             torch.testing.assert_close(torch.as_tensor(found.bessel * one).double(), count / (count - 1))
         else:
             past = trained.history["mean"][: min(int(trained.history.num_steps), WINDOW - 1)]
-            torch.testing.assert_close(found.mean, torch.cat([inputs.x.movedim(1, 0).flatten(1).mean(1)[None], past]).mean(0))
+            torch.testing.assert_close(
+                found.mean, torch.cat([inputs.x.movedim(1, 0).flatten(1).mean(1)[None], past]).mean(0)
+            )
         assert found.finite is True
         assert outcome.commit is not None
         outcome.commit()
