@@ -133,7 +133,8 @@ def is_fake(tensor: Tensor) -> bool:
 
 def process_group_called(name: str) -> torch.distributed.ProcessGroup:
     """Return the group whose `group_name` that is. There is a public name for the other direction only."""
-    return torch.distributed.distributed_c10d._resolve_process_group(name)
+    group: torch.distributed.ProcessGroup = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    return group
 
 
 def copy_each_(targets: list[Tensor], values: list[Tensor]) -> None:

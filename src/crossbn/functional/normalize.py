@@ -14,8 +14,8 @@ BatchNorm's backward has two halves, so that something can be done to the sums i
     reduce:  sum_grad = sum(g), sum_product = sum(g * (x - mean)), over batch and space
     blend:   dx = gamma * invstd * (g - (sum_grad + (x - mean) * invstd^2 * sum_product) / count)
 
-SyncBatchNorm has both as native kernels on the GPU; elsewhere they are written out. Multiplying the sums by today's share
-is the "count trick" (passing k times the count) with a count per channel.
+SyncBatchNorm has both as native kernels on the GPU; elsewhere they are written out. Multiplying the sums by today's
+share is the "count trick" (passing k times the count) with a count per channel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What is remembered of how a step's moments change with the weights: gradients, or the patches they are made of.
 
-A storage says which tensors it keeps of a step, makes today's (`remember`), and tells of the remembered ones how far the
-weights have moved the moments since (`look_back`) and how the pooled statistics follow today's weights (`jacobians`).
-It has no state: what is kept comes in as tensors [R, ...] by name, R remembered steps, and goes out as those of one step.
+A storage says which tensors it keeps of a step, makes today's (`remember`), and tells of the remembered ones how far
+the weights have moved the moments since (`look_back`) and how the pooled statistics follow today's weights
+(`jacobians`). It has no state: what is kept comes in as tensors [R, ...] by name, R remembered steps, and goes out as
+those of one step.
 """
 
 from __future__ import annotations

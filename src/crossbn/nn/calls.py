@@ -27,6 +27,7 @@ class Call:
         bias: the Parameter that the bias is; None if there is none, or it is hidden.
         trained: weight and bias as gradients find them, where those above are copies of values that are gone (FSDP).
         parameter: the Parameter that the weight is, or is a cast of; None if it is computed from others.
+        is_guessed: whether the weight is what its Parameter is, as far as the graph tells: a node does not keep it.
         is_freed: whether the weight's memory has been given back.
         bias_is_hidden: whether the bias is computed from others: the graph does not have its value.
         is_whole: whether the operator's output is the weight's and the visible bias's doing alone.
@@ -43,6 +44,7 @@ class Call:
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         self.trained: tuple[Tensor | None, Tensor | None] | None = None
+        self.is_guessed = False
         self.is_freed = False
         self.bias_is_hidden = False
         self.is_whole = True
@@ -171,6 +173,7 @@ class AddmmCall(NodeCall):
             self.is_whole = self.bias is not None
         if has_hooks(node._raw_saved_mat1 if is_sum else node._raw_saved_self) or has_hooks(node._raw_saved_mat2):
             return
+        self.is_guessed = node._saved_mat2 is None
         self.weight = _matrix(node, self.parameter)
         if self.weight is not None and is_freed(self.weight):
             self.is_freed, self.weight, self.bias = True, None, None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -218,29 +219,27 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if remember and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
             remember = False
             self._say(Plain("no step is remembered: the input of its operator cannot be seen", surprising=True))
-        x = x.detach()
+        x, ends = x.detach(), [0, *itertools.accumulate(segment.channels for segment, _, _ in inputs)]
         found = [_shared(each) for each in inputs]
+        parts = [x] if len(inputs) == 1 else [x[:, start:stop] for start, stop in itertools.pairwise(ends)]
+        norm, moments, finite = None, dict[int, tuple[Tensor, Tensor]](), cast(C.Flag, True)
         if len(inputs) == 1:
-            parts, moments, finite, norm = [x], [None], True, self._norm_tensors()
-        else:
-            norm, ends = None, [0]
-            for segment, _, _ in inputs:
-                ends.append(ends[-1] + segment.channels)
-            parts = [x[:, start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
-            moments = [ops.moments(part) if f is None else None for part, f in zip(parts, found, strict=True)]
-            vars_ = [moment[1] for moment in moments if moment is not None]
-            finite = C.all_finite(*vars_) if vars_ else True
+            norm = self._norm_tensors()
+        elif any(outcome is None for outcome in found):  # whether a segment's are finite is not enough to know
+            moments = {i: ops.moments(part) for i, part in enumerate(parts) if found[i] is None}
+            finite = C.all_finite(*(var for _, var in moments.values()))
         outcomes = []
-        for each, part, moment, known in zip(inputs, parts, moments, found, strict=True):
-            if known is None:
+        for i, (each, part, outcome) in enumerate(zip(inputs, parts, found, strict=True)):
+            if outcome is None:
                 segment, calls, is_complete = each
                 segment.history.move_(part)
                 operands, bias = segment.operands(part, calls)
-                step_inputs = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)
+                step_inputs = ops.StepInputs(
+                    part, moments.get(i), finite, operands, bias, is_complete, pooling, remember, norm
+                )
                 outcome = ops.step(step_inputs, segment.history.past(), segment.storage, segment.settings)
-                known = outcome
                 _share(each, outcome)
-            outcomes.append(known)
+            outcomes.append(outcome)
         return outcomes
 
     def _norm_tensors(self) -> ops.NormTensors | None:
@@ -257,7 +256,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         output: Tensor | None = None,
         has_graph: bool = True,
     ) -> Tensor:
-        runs, operands, start = [], [], 0
+        runs, operands, start = [], list[Tensor | None](), 0
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
             if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
                 geometries = tuple(operator.geometry for operator in segment.operators)

@@ -144,9 +144,8 @@ class Producer:
         """Take the forward hook off, or put it on again, under the same number: compiled code would miss it else."""
         module, key = self.module, self._forward_handle.id
         if wanted and key not in module._forward_hooks:
-            module._forward_hooks[key] = self._see_forward  # type: ignore[assignment]  # with kwargs, see the next line
-            module._forward_hooks_with_kwargs[key] = True
-            module._forward_hooks.move_to_end(key, last=False)
+            module._forward_hooks[key], module._forward_hooks_with_kwargs[key] = self._see_forward, True
+            module._forward_hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]  # it is an OrderedDict
         elif not wanted and key in module._forward_hooks:
             del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
 

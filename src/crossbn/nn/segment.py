@@ -90,6 +90,10 @@ class Operator:
         tensors = self.weight(call), self.bias(call)
         if call is not None and call.trained is not None:
             tensors = call.trained
+        elif call is not None and self.producer is not None:
+            # Of torch.func.functional_call, say, the graph shows the leaf, and not the tensor that was given.
+            bias = tensors[1] if call.bias is None else self.producer.bias
+            tensors = self.producer.weight if call.is_guessed else tensors[0], bias
         weight, bias = (each if each is not None and each.requires_grad else None for each in tensors)
         return weight, bias
 

@@ -59,7 +59,7 @@ def step(
         is_complete,
         remember,
     )
-    return _statistics(iter(found), settings, len(operands), past, bias is not None)
+    return _statistics(iter(found), settings, len(operands), bias is not None)
 
 
 def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
@@ -143,10 +143,19 @@ def _run(
 
 
 def _run_fake(
-    x: Tensor, inputs: list[Any], weights: list[Tensor], bias: Tensor | None, rings: list[Tensor], *rest: Any
+    x: Tensor,
+    _: list[Tensor | None],
+    __: list[Tensor],
+    bias: Tensor | None,
+    rings: list[Tensor],
+    num_steps: Tensor,
+    ___: Tensor,
+    numbers: list[int],
+    decay: float,
+    *____: Any,
 ) -> list[Tensor]:
-    settings, _, storage = _meaning(tuple(rest[2]), rest[3])
-    past = Past(_rings(storage, x.shape[1], rings), rest[0], False, nullcontext(), [])
+    settings, _geometries, storage = _meaning(tuple(numbers), decay)
+    past = Past(_rings(storage, x.shape[1], rings), num_steps, False, nullcontext(), [])
     empty = x.new_empty(x.shape[1], dtype=C.accumulation_dtype(x.dtype))
     statistics = Statistics(empty, empty, empty, 1.0, True, 1, True, None)
     return _results(statistics, x, storage, past, settings, bias is not None)
@@ -192,7 +201,7 @@ def _filled(tensor: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tens
     return whole
 
 
-def _statistics(found: Iterator[Tensor], settings: Settings, operators: int, past: Past, has_bias: bool) -> Statistics:
+def _statistics(found: Iterator[Tensor], settings: Settings, operators: int, has_bias: bool) -> Statistics:
     """Return what `_results` took apart."""
     mean, var, share, bessel, has_variance, positions, finite, *rest = found
     dependence = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,7 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     if (group := settings.active_group) is not None:
         today = _join(today, group)
-    row, accept, sound = None, today.finite & inputs.pooling, True
+    row, accept, sound = None, today.finite & inputs.pooling, cast(Flag, True)
     if inputs.remember and past.slots:
         row, is_theirs, sound = _row(inputs, past, storage, weights, today)
         if is_theirs is False and accept is not False:

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from crossbn.functional import accumulation_dtype, batch_moments, join_moments, normalize
+from crossbn.functional import accumulation_dtype, batch_moments, join_moments
 from crossbn.nn.norms.base import RankedBatchNorm
+from crossbn.ops.autograd import Context, normalize
 
 
 def joint_batch_moments(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,6 +85,7 @@ class SyncBatchNorm(RankedBatchNorm):
             return super().forward(x)
         self._check_input_dim(x)
         mean, var, count = joint_batch_moments(x, group)
-        y = normalize(x, mean, var, torch.ones_like(mean), self.weight, self.bias, self.eps, group, count)
+        context = Context(torch.ones_like(mean), self.eps, self.label, group, count)
+        y = normalize(x, mean, var, self.weight, self.bias, context)
         self._move_running(mean, var * (count / (count - 1).clamp(min=1)))
         return y
