@@ -187,4 +187,4 @@ def test_compiled_code_equals_the_reference(
     module = make()
     module.register_parameter("bias", None)
     check(module, shape, dtype, jump, direct=True)
-    assert used == (4 if len(shape) == 1 else 5)  # at all steps but for a lone position, that of one row
+    assert used == 5  # at all steps
