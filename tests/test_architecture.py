@@ -11,11 +11,12 @@ import crossbn
 
 ROOT = Path(crossbn.__file__).parent
 LEVELS = [
-    {"torch_internals", "schedules", "records", "compat"},
+    {"torch_internals", "schedules", "records", "compat", "messages"},
     {"functional"},
+    {"ops"},
     {"nn"},
     {"conversion_report"},
-    {"pairing", "convert", "swap", "history_state", "fold", "reach", "recalibrate", "cost", "analysis", "datasets"},
+    {"pairing", "convert", "swap", "history_state", "fold", "recalibrate", "cost", "analysis", "datasets"},
     {"integrations", "recipes"},
     {"experiments"},
     {"report"},

@@ -117,7 +117,7 @@ def test_reverted_copy_has_no_hooks_and_the_original_keeps_its_own() -> None:
     assert hooks_of(twin) == before
     for _ in range(2):
         model(batch())
-    assert int(norm_of(model).sources[0].history.num_steps) == 2
+    assert int(norm_of(model).segments[0].history.num_steps) == 2
 
 
 def test_reverted_trains_like_batchnorm() -> None:
@@ -137,7 +137,7 @@ def test_converting_again_keeps_the_newest_steps() -> None:
         model(batch())
     norm = norm_of(model)
     history = norm.segments[0].history
-    oldest_first = [int(history.pushed) % 4 - 4 + i for i in range(4)]
+    oldest_first = [int(history.num_steps) % 4 - 4 + i for i in range(4)]
     means = history["mean"][oldest_first].clone()
     grads = history["0.var_grad"][oldest_first].clone()
     before = copy.deepcopy(model.state_dict())
@@ -346,7 +346,7 @@ def test_lazy_modules(conv: nn.Module, lazy: str) -> None:
     assert [(record.name, record.producers) for record in report.compensated] == [("1", ("0",))]
     for _ in range(3):
         model(batch()).sum().backward()
-    assert int(norm_of(model).sources[0].history.num_steps) == 3
+    assert int(norm_of(model).segments[0].history.num_steps) == 3
 
 
 class Twice(nn.Module):
