@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.ops import library
 from crossbn.nn import CrossIterBatchNorm
+from crossbn.ops import library
 
 SEEDS = range(32)
 

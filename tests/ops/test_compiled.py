@@ -16,9 +16,9 @@ def step(case: Case, given: Situation) -> Found:
     if storage is not None:
         positions = inputs.x.numel() // inputs.x.shape[1]
         history.fit_(storage.shapes(inputs.x.shape[1], positions))
-    found = compiled.step(
-        inputs.x, inputs.operands, inputs.bias, history.past(), torch.zeros(()).long(), settings, True, case.remember
-    )
+    burnt, past = torch.zeros(()).long(), history.past()
+    rest = inputs.bias, past, burnt, storage, settings
+    found = compiled.step(inputs.x, inputs.operands, *rest, True, case.remember)
     return {**found_in(found, history, inputs), **remembered(history)}
 
 

@@ -222,7 +222,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         x, ends = x.detach(), [0, *itertools.accumulate(segment.channels for segment, _, _ in inputs)]
         found = [_shared(each) for each in inputs]
         parts = [x] if len(inputs) == 1 else [x[:, start:stop] for start, stop in itertools.pairwise(ends)]
-        norm, moments, finite = None, dict[int, tuple[Tensor, Tensor]](), cast(C.Flag, True)
+        norm, finite = None, cast(C.Flag, True)
+        moments: dict[int, tuple[Tensor, Tensor]] = {}
         if len(inputs) == 1:
             norm = self._norm_tensors()
         elif any(outcome is None for outcome in found):  # whether a segment's are finite is not enough to know
@@ -256,7 +257,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         output: Tensor | None = None,
         has_graph: bool = True,
     ) -> Tensor:
-        runs, operands, start = [], list[Tensor | None](), 0
+        runs, start = [], 0
+        operands: list[Tensor | None] = []
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
             if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
                 geometries = tuple(operator.geometry for operator in segment.operators)
@@ -300,7 +302,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                     segment.history.fit_(segment.storage.shapes(self.num_features, part.numel() // segment.channels))
                 operands, bias = segment.operands(part, calls)
                 past, settings = segment.history.past(), segment.settings
-                shared[segment] = compiled.step(part, operands, bias, past, self.burnt, settings, is_complete, remember)
+                shared[segment] = compiled.step(
+                    part, operands, bias, past, self.burnt, segment.storage, settings, is_complete, remember
+                )
             statistics.append(shared[segment])
             start += segment.channels
         if remember and self.settings.burn_in:

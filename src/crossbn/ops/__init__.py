@@ -41,7 +41,6 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: C.
     if inputs.moments is None:
         if device is not None and inputs.norm is not None:
             found = device.step(inputs, past, storage, settings)
-            device = None
         if found is None:
             mean, var = moments(inputs.x)
             inputs = inputs._replace(moments=(mean, var), finite=C.all_finite(var), norm=None)

@@ -1,14 +1,15 @@
 """A training step of a segment as one operator of torch, `crossbn::step`, which torch.compile does not look into.
 
 What the step needs of settings and operators travels as numbers, so that a graph that was compiled in one process means
-the same in another. The history is written in place. Results have one size, that of a full window: where steps are
-missing they are 0.
+the same in another. The history is written in place. The results come as one tensor, because an operator that writes
+in place may return no list of them, of one size, that of a full window: where steps are missing they are 0.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ _BACKWARD, _INVALID, _TYPES = ("through", "detached"), ("max", "drop"), (None, t
 torch.library.define(
     "crossbn::step",
     "(Tensor x, Tensor?[] inputs, Tensor[] weights, Tensor? bias, Tensor(a!)[] rings, Tensor(b!) num_steps, "
-    "Tensor burnt, int[] numbers, float decay, str group, bool is_complete, bool remember) -> Tensor[]",
+    "Tensor burnt, int[] numbers, float decay, str group, bool is_complete, bool remember) -> Tensor",
 )
 
 
@@ -38,6 +39,7 @@ def step(
     bias: Tensor | None,
     past: Past,
     burnt: Tensor,
+    storage: C.Storage | None,
     settings: Settings,
     is_complete: bool,
     remember: bool,
@@ -59,7 +61,10 @@ def step(
         is_complete,
         remember,
     )
-    return _statistics(iter(found), settings, len(operands), bias is not None)
+    shapes = _shapes(x.shape[1], storage, past, settings, bias is not None)
+    parts = found.split([math.prod(shape) for shape in shapes])
+    results = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return _statistics(results, settings, len(operands), bias is not None)
 
 
 def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
@@ -119,7 +124,7 @@ def _run(
     group: str,
     is_complete: bool,
     remember: bool,
-) -> list[Tensor]:
+) -> Tensor:
     settings, geometries, storage = _meaning(tuple(numbers), decay)
     if group:
         settings = replace(settings, process_group=process_group_called(group))
@@ -136,7 +141,7 @@ def _run(
     except NotTheOperatorsOutput:
         say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
         outcome = ops.step(today._replace(operands=(), pooling=False, remember=False), past, storage, settings)
-    results = _results(outcome.statistics, x, storage, past, settings, bias is not None)
+    results = _packed(outcome.statistics, _shapes(x.shape[1], storage, past, settings, bias is not None))
     if outcome.commit is not None:
         outcome.commit()
     return results
@@ -153,57 +158,46 @@ def _run_fake(
     numbers: list[int],
     decay: float,
     *____: Any,
-) -> list[Tensor]:
+) -> Tensor:
     settings, _geometries, storage = _meaning(tuple(numbers), decay)
     past = Past(_rings(storage, x.shape[1], rings), num_steps, False, nullcontext(), [])
-    empty = x.new_empty(x.shape[1], dtype=C.accumulation_dtype(x.dtype))
-    statistics = Statistics(empty, empty, empty, 1.0, True, 1, True, None)
-    return _results(statistics, x, storage, past, settings, bias is not None)
+    shapes = _shapes(x.shape[1], storage, past, settings, bias is not None)
+    return x.new_empty(sum(map(math.prod, shapes)), dtype=C.accumulation_dtype(x.dtype))
 
 
-def _results(
-    found: Statistics, x: Tensor, storage: C.Storage | None, past: Past, settings: Settings, has_bias: bool
-) -> list[Tensor]:
-    """Return the statistics as tensors of sizes that do not depend on how many steps are remembered."""
-    channels, slots, mean = len(found.mean), past.slots, found.mean
-    wide = channels if settings.invalid == "drop" else 1
-    results = [mean.clone(), found.var.clone(), found.share[:wide].expand(wide).clone()]
-    results += [
-        torch.as_tensor(each, dtype=mean.dtype, device=x.device).expand(channels).clone()
-        for each in (found.bessel, found.has_variance)
-    ]
-    results += [
-        torch.as_tensor(each, dtype=mean.dtype, device=x.device).clone() for each in (found.positions, found.finite)
-    ]
+def _shapes(
+    channels: int, storage: C.Storage | None, past: Past, settings: Settings, has_bias: bool
+) -> list[tuple[int, ...]]:
+    """Return the shapes of the results: mean, var, share, bessel, has_variance, positions, finite, and dependence."""
+    wide, slots = channels if settings.invalid == "drop" else 1, past.slots
+    shapes: list[tuple[int, ...]] = [(channels,), (channels,), (wide,), (channels,), (channels,), (), ()]
     if storage is None or slots == 0 or settings.backward == "detached":
-        return results
-    width = past.rings["products"].shape[1] if "products" in past.rings else 1
-    shapes: list[tuple[int, ...]] = [(slots, channels)]
-    tensors: list[Tensor | None] = [None] * (1 + 2 * has_bias + 1 + 3 * len(storage.geometries))
-    if has_bias:
-        shapes += [(channels,)] * 2
-    shapes += [(slots, wide)]
-    is_gradient = isinstance(storage, C.GradientStorage)
+        return shapes
+    shapes += [(slots, channels), *[(channels,)] * (2 * has_bias), (slots, wide)]
+    amount = past.rings["products"].shape[1] if "products" in past.rings else 1
     for geometry in storage.geometries:
-        shapes += [(slots, width, geometry.groups, geometry.patch_size), (slots, width, channels)]
-        shapes += [(channels, geometry.patch_size) if is_gradient else (0,)]
+        rest = (channels, geometry.patch_size) if isinstance(storage, C.GradientStorage) else (0,)
+        shapes += [(slots, amount, geometry.groups, geometry.patch_size), (slots, amount, channels), rest]
+    return shapes
+
+
+def _packed(found: Statistics, shapes: list[tuple[int, ...]]) -> Tensor:
+    """Return the results as one tensor, with 0 for steps that are missing."""
+    tensors: list[Any] = list(found[:7])
     if (dependence := found.dependence) is not None:
-        tensors = [dependence.dvar_dvar, *(dependence.of_bias or ()), dependence.jacobians[0].mean_coefficient]
+        tensors += [dependence.dvar_dvar, *(dependence.of_bias or ()), dependence.jacobians[0].mean_coefficient]
         tensors += [each for rows, _, of_var, rest in dependence.jacobians for each in (rows, of_var, rest)]
-    return results + [_filled(tensor, shape, mean) for tensor, shape in zip(tensors, shapes, strict=True)]
+    packed = found.mean.new_zeros(sum(map(math.prod, shapes)))
+    for part, shape, tensor in zip(packed.split(list(map(math.prod, shapes))), shapes, tensors, strict=False):
+        if tensor is not None:
+            whole = part.view(shape)
+            (whole[: len(tensor)] if len(shape) > 1 else whole).copy_(torch.as_tensor(tensor))
+    return packed
 
 
-def _filled(tensor: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return a copy of `tensor`, with 0 for the steps that it lacks."""
-    whole = like.new_zeros(shape)
-    if tensor is not None:
-        whole[: len(tensor)] = tensor
-    return whole
-
-
-def _statistics(found: Iterator[Tensor], settings: Settings, operators: int, has_bias: bool) -> Statistics:
-    """Return what `_results` took apart."""
-    mean, var, share, bessel, has_variance, positions, finite, *rest = found
+def _statistics(results: list[Tensor], settings: Settings, operators: int, has_bias: bool) -> Statistics:
+    """Return what `_packed` took apart."""
+    mean, var, share, bessel, has_variance, positions, finite, *rest = results
     dependence = None
     if rest:
         tensors = iter(rest)
