@@ -50,8 +50,8 @@ def normalize(
 ) -> Tensor:
     """Normalize `x` [N, C, ...] with pooled statistics.
 
-    The gradients of `mean` and `var` [C] are a and v of the table in `functional/normalize.py`; the part of them that is
-    that of `x` is already in its gradient.
+    The gradients of `mean` and `var` [C] are a and v of the table in `functional/normalize.py`; the part of them that
+    is of `x` itself is already in its gradient.
 
     Args:
         x: input.

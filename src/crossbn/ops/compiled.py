@@ -191,7 +191,7 @@ def _packed(found: Statistics, shapes: list[tuple[int, ...]]) -> Tensor:
     for part, shape, tensor in zip(packed.split(list(map(math.prod, shapes))), shapes, tensors, strict=False):
         if tensor is not None:
             whole = part.view(shape)
-            (whole[: len(tensor)] if len(shape) > 1 else whole).copy_(torch.as_tensor(tensor))
+            (whole[: len(tensor)] if len(shape) > 1 else whole).copy_(torch.as_tensor(tensor, dtype=packed.dtype))
     return packed
 
 
