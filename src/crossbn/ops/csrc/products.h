@@ -4,6 +4,10 @@ FAST static void NAME(add_multiple)(IN x, REAL factor, int64_t size, OUT result)
     for (int64_t p = 0; p < size; p++) result[p] += factor * x[p];
 }
 
+FAST static void NAME(set_multiple)(IN x, REAL factor, int64_t size, OUT result) {
+    for (int64_t p = 0; p < size; p++) result[p] = factor * x[p];
+}
+
 /* Add to `product` the products of `rows` rows with `channels` weights, both known where this is called. */
 static inline __attribute__((always_inline)) void NAME(add_dots)(const int rows, IN row, int64_t row_stride,
                                                                  const int channels, IN weight, int64_t weight_stride,
@@ -51,13 +55,15 @@ FAST static void NAME(project)(IN rows, int64_t count, int64_t groups, int64_t i
     }
 }
 
-/* Add CHANNELS coefficients [count, CHANNELS] times rows to `result`. The rows lie in a panel, [., count, 2 LANES]. */
-FAST static void NAME(add_panel)(IN coefficient, int64_t count, IN panel, int64_t size, OUT result, int64_t stride) {
+/* Add CHANNELS coefficients [count, CHANNELS] times rows to `result` or, if that is `fresh`, to 0. The rows lie in a
+ * panel, [., count, 2 LANES]. */
+FAST static void NAME(add_panel)(IN coefficient, int64_t count, IN panel, int64_t size, int fresh, OUT result,
+                                 int64_t stride) {
     for (int64_t p = 0; p < size; p += 2 * LANES) {
         VECTOR sums[CHANNELS][2];
         for (int j = 0; j < CHANNELS; j++)
             for (int half = 0; half < 2; half++)
-                sums[j][half] = *(const VECTOR *)(result + j * stride + p + half * LANES);
+                sums[j][half] = fresh ? (VECTOR){0} : *(const VECTOR *)(result + j * stride + p + half * LANES);
         for (int64_t q = 0; q < count; q++) {
             IN row = panel + p * count + q * 2 * LANES;
             const VECTOR first = *(const VECTOR *)row, second = *(const VECTOR *)(row + LANES);
@@ -72,9 +78,9 @@ FAST static void NAME(add_panel)(IN coefficient, int64_t count, IN panel, int64_
 }
 
 /* Add rows [count, groups, i] times their coefficients [count, c] to the channels of a group from `start` to `stop` of
- * `result` [c, i]. Rows far apart would push each other out of the cache: a section of them is put together first. */
+ * `result` [c, i], or to 0. Rows far apart would push each other out of the cache: a section of them is put together first. */
 static void NAME(spread)(IN rows, int64_t count, int64_t groups, int64_t i, IN coefficient, int64_t c, int64_t start,
-                         int64_t stop, OUT result) {
+                         int64_t stop, int fresh, OUT result) {
     REAL panel[PANEL], some[MOST_ROWS * CHANNELS];
     IN group = rows + start / (c / groups) * i;
     const int64_t stride = groups * i, whole = i / (2 * LANES) * 2 * LANES;
@@ -90,11 +96,12 @@ static void NAME(spread)(IN rows, int64_t count, int64_t groups, int64_t i, IN c
             for (int64_t j = start; j < paired; j += CHANNELS) {
                 for (int64_t q = 0; q < part; q++)
                     memcpy(some + q * CHANNELS, mine + q * c + j, CHANNELS * sizeof(REAL));
-                NAME(add_panel)(some, part, panel, size, result + j * i + from, i);
+                NAME(add_panel)(some, part, panel, size, fresh && first == 0, result + j * i + from, i);
             }
         }
         for (int64_t j = start; j < stop; j++) {
             const int64_t done = j < paired ? whole : 0;
+            if (fresh && first == 0) memset(result + j * i + done, 0, (size_t)(i - done) * sizeof(REAL));
             for (int64_t q = 0; q < part; q++)
                 NAME(add_multiple)(begin + q * stride + done, mine[q * c + j], i - done, result + j * i + done);
         }
@@ -102,14 +109,14 @@ static void NAME(spread)(IN rows, int64_t count, int64_t groups, int64_t i, IN c
 }
 
 /* The same for all channels. */
-static void NAME(spread_all)(IN rows, int64_t count, int64_t groups, int64_t i, IN coefficient, int64_t c, OUT result,
-                             int threads) {
+static void NAME(spread_all)(IN rows, int64_t count, int64_t groups, int64_t i, IN coefficient, int64_t c, int fresh,
+                             OUT result, int threads) {
     /* A thread has whole groups or, of a single one, a share of its channels. */
     const int64_t parts = groups > 1 ? groups : threads, one = groups > 1 ? 1 : CHANNELS, blocks = c / one;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t part = 0; part < parts; part++)
         NAME(spread)(rows, count, groups, i, coefficient, c, blocks * part / parts * one,
-                     part + 1 < parts ? blocks * (part + 1) / parts * one : c, result);
+                     part + 1 < parts ? blocks * (part + 1) / parts * one : c, fresh, result);
 }
 
 /* Coefficients of the rows in dL/dW, [r, m, c], from those in d var / dW and, of a step's first row, in d mean / dW. */
@@ -122,17 +129,16 @@ FAST static void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, 
             result[t * m * c + j] += of_mean[t * step_stride + j * channel_stride] * grad_mean[j];
 }
 
-/* dL/dW [c, i]: rows [r, m, groups, i] times their coefficients, for which there is `scratch` [r, m, c], and what is left
- * of d var / dW, unless null. */
+/* dL/dW [c, i]: rows [r, m, groups, i] times their coefficients, for which there is `scratch` [r, m, c], and what is
+ * left of d var / dW, unless null. */
 void NAME(weight_gradient)(int64_t r, int64_t m, int64_t c, int64_t groups, int64_t i, IN rows, IN of_var, IN of_mean,
                            int64_t step_stride, int64_t channel_stride, IN rest, IN grad_mean, IN grad_var,
                            OUT scratch, OUT grad, int threads) {
     threads = worth(threads, (r * m + 1) * c * i);
     NAME(coefficients)(r, m, c, of_var, of_mean, step_stride, channel_stride, grad_mean, grad_var, scratch);
-    memset(grad, 0, (size_t)(c * i) * sizeof(REAL));
     if (rest != 0) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int64_t j = 0; j < c; j++) NAME(add_multiple)(rest + j * i, grad_var[j], i, grad + j * i);
+        for (int64_t j = 0; j < c; j++) NAME(set_multiple)(rest + j * i, grad_var[j], i, grad + j * i);
     }
-    NAME(spread_all)(rows, r * m, groups, i, scratch, c, grad, threads);
+    NAME(spread_all)(rows, r * m, groups, i, scratch, c, rest == 0, grad, threads);
 }

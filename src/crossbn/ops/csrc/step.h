@@ -126,8 +126,8 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const 
     }
 }
 
-/* Whether products of a row with the weights are what is expected, up to rounding: `scale` are squares of what counts as
- * much. Rounding is relative to the absolute values that a product adds up, which may cancel; these are looked at only
+/* Whether products of a row with the weights are what is expected, up to rounding: `scale` are squares of what counts
+ * as much. Rounding is relative to the absolute values that a product adds up, which may cancel; these are looked at only
  * if it matters. */
 static int NAME(agree)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN row, IN got, IN expected,
                        IN scale) {
@@ -189,8 +189,7 @@ static enum outcome NAME(keep_gradients)(const struct tables *tables, const stru
     NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  mean_grad, centred, scaled, patches, threads);
     if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
-    memset(var_grad, 0, (size_t)(c * i) * sizeof(REAL));
-    NAME(spread_all)(patches, amount, groups, i, scaled, c, var_grad, worth(threads, amount * c * i));
+    NAME(spread_all)(patches, amount, groups, i, scaled, c, 1, var_grad, worth(threads, amount * c * i));
     for (int64_t j = 0; j < c; j++) memory->next_var_at[j] = NAME(dot)(var_grad + j * i, memory->weight + j * i, i);
     return DONE;
 }
