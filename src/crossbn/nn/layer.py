@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -154,12 +153,13 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if run is Pass.RECOMPUTE and (record := self._recompute_cache.find(ops.moments(x.detach())[0])) is not None:
             return self._repeat(x, record)
         statistics, feed = None, self.feeds.main
-        in_burn_in = self.settings.window == 1 or int(self.burnt) < self.settings.burn_in
-        if in_burn_in and self.settings.active_group is None:
+        settings = self.settings
+        in_burn_in = settings.window == 1 or (settings.burn_in > 0 and int(self.burnt) < settings.burn_in)
+        if in_burn_in and settings.active_group is None:
             y = self._batch_norm(x, update=True)
         else:
             y, statistics, feed = self._step(x, run is Pass.TRAIN, pooling=not in_burn_in)
-        if in_burn_in and run is Pass.TRAIN and self.settings.burn_in:
+        if in_burn_in and run is Pass.TRAIN and settings.burn_in:
             at_end_of_forward(self._count_burn_in)
         if run is not Pass.LOOK and may_be_recomputed():
             self._recompute_cache.add(Record(ops.moments(x.detach())[0], (statistics, feed)), y)
@@ -219,25 +219,22 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if remember and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
             remember = False
             self._say(Plain("no step is remembered: the input of its operator cannot be seen", surprising=True))
-        x, ends = x.detach(), [0, *itertools.accumulate(segment.channels for segment, _, _ in inputs)]
-        found = [_shared(each) for each in inputs]
-        parts = [x] if len(inputs) == 1 else [x[:, start:stop] for start, stop in itertools.pairwise(ends)]
+        x, found = x.detach(), [_shared(each) for each in inputs]
         norm, finite = None, cast(C.Flag, True)
-        moments: dict[int, tuple[Tensor, Tensor]] = {}
+        parts, moments = [x], cast(list[tuple[Tensor, Tensor] | None], [None] * len(inputs))
         if len(inputs) == 1:
             norm = self._norm_tensors()
-        elif any(outcome is None for outcome in found):  # whether a segment's are finite is not enough to know
-            moments = {i: ops.moments(part) for i, part in enumerate(parts) if found[i] is None}
-            finite = C.all_finite(*(var for _, var in moments.values()))
+        else:  # whether the moments of one segment are finite is not enough to know
+            parts = list(x.split([segment.channels for segment, _, _ in inputs], 1))
+            moments = [ops.moments(part) if known is None else None for part, known in zip(parts, found, strict=True)]
+            finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
         outcomes = []
-        for i, (each, part, outcome) in enumerate(zip(inputs, parts, found, strict=True)):
+        for each, part, moment, outcome in zip(inputs, parts, moments, found, strict=True):
             if outcome is None:
                 segment, calls, is_complete = each
                 segment.history.move_(part)
                 operands, bias = segment.operands(part, calls)
-                step_inputs = ops.StepInputs(
-                    part, moments.get(i), finite, operands, bias, is_complete, pooling, remember, norm
-                )
+                step_inputs = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)
                 outcome = ops.step(step_inputs, segment.history.past(), segment.storage, segment.settings)
                 _share(each, outcome)
             outcomes.append(outcome)
@@ -247,7 +244,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         running = self._running
         if running is None or self.momentum is None:
             return None
-        return ops.NormTensors(*running, self.weight, self.bias, self.eps, self.momentum)
+        own = self._parameters or vars(self)  # a replica of DataParallel has plain tensors
+        return ops.NormTensors(*running, own["weight"], own["bias"], self.eps, self.momentum)
 
     def _normalize(
         self,

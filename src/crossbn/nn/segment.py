@@ -81,7 +81,7 @@ class Operator:
 
     def bias(self, call: Call | None = None) -> Tensor | None:
         """Return today's bias, the same way."""
-        if call is not None and call.bias is not None:
+        if call is not None and (call.is_seen or call.bias is not None):
             return call.bias
         return self._bias if self.producer is None else self.producer.bias
 
