@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crossbn.functional import Geometry
+from crossbn.ops.weight_gradient_hook import WeightGradientHook
 from crossbn.torch_internals import has_hooks, is_freed
 
 Shape = tuple[int, ...]
@@ -67,6 +68,10 @@ class Call:
     def shared(self) -> dict[Any, Any]:
         """Return statistics of this call by segment, for the next norm that reads it."""
         return {}
+
+    def hook(self) -> WeightGradientHook | None:
+        """Return where to add to the gradient of the weight; None if that is left to autograd."""
+        return None
 
 
 class SeenCall(Call):
@@ -136,6 +141,10 @@ class ConvolutionCall(NodeCall):
             node._saved_groups,
             node._saved_transposed,
         )
+
+    def hook(self) -> WeightGradientHook | None:
+        """Return where to add to the gradient of the weight, one for all norms that read the call."""
+        return WeightGradientHook.on(self.node, self.geometry) if self.is_seen and self.is_trained else None
 
 
 @functools.lru_cache(4096)

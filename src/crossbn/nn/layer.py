@@ -259,10 +259,12 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         operands: list[Tensor | None] = []
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
             if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
+                aligned = calls or [None] * len(segment.operators)
                 geometries = tuple(operator.geometry for operator in segment.operators)
-                runs.append(Run(start, start + segment.channels, geometries, each.dependence))
-                for i, operator in enumerate(segment.operators):
-                    operands += operator.trained(calls[i] if calls else None) if has_graph else (None, None)
+                hooks = tuple(None if call is None or not has_graph else call.hook() for call in aligned)
+                runs.append(Run(start, start + segment.channels, geometries, each.dependence, hooks))
+                for operator, call in zip(segment.operators, aligned, strict=True):
+                    operands += operator.trained(call) if has_graph else (None, None)
             start += segment.channels
         mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
         share = _joined([each.share for each in statistics], statistics)

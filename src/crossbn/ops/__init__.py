@@ -70,6 +70,17 @@ def step_backward(
     return C.gradients(grad, x, mean, var, share, gamma, eps, jacobians, count, group)
 
 
+def add_weight_gradient_(grad: Tensor, jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
+    """Add dL/dW to the gradient `grad` of a weight [C, ...], if that can be done in place; tell whether it was."""
+    device = DEVICES.get(grad.device.type)
+    if device is not None and device.add_weight_gradient_(grad, jacobian, grad_mean, grad_var):
+        return True
+    if not grad.is_contiguous() or grad.dtype != grad_mean.dtype:
+        return False
+    grad.view(len(grad), -1).add_(jacobian.weight_gradient(grad_mean, grad_var))
+    return True
+
+
 def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag = True) -> None:
     """Let running mean and variance be `mean` and `var`, and count a step, if they are finite and so is all else."""
     device = DEVICES.get(mean.device.type)
@@ -91,6 +102,7 @@ __all__ = [
     "Past",
     "Statistics",
     "StepInputs",
+    "add_weight_gradient_",
     "library",
     "moments",
     "reference",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn import ops
+from crossbn.ops.weight_gradient_hook import WeightGradientHook
 from crossbn.torch_internals import is_freed, is_wrapped
 
 
@@ -21,6 +22,8 @@ class Run(NamedTuple):
     stop: int
     geometries: tuple[C.Geometry, ...]
     dependence: C.Dependence
+    hooks: tuple[WeightGradientHook | None, ...]
+    """Where to add to each weight's gradient; None where it is handed to autograd."""
 
 
 class Context(NamedTuple):
@@ -102,7 +105,7 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         kept = [tensor for run in context.runs for tensor in run.dependence.tensors()]
         ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *kept)
-        ctx.runs = [(run.start, run.stop, run.geometries, *run.dependence[3:]) for run in context.runs]
+        ctx.runs = [(run.start, run.stop, run.geometries, run.hooks, *run.dependence[3:]) for run in context.runs]
         ctx.operands = operands  # not saved: their values are not needed, and may change
         ctx.eps, ctx.group, ctx.label = context.eps, context.group, context.label
         if context.output is not None:
@@ -116,29 +119,31 @@ class _Normalize(torch.autograd.Function):
             raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
         x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
         runs, tensors = [], iter(kept)
-        for start, stop, geometries, *flags in ctx.runs:
-            runs.append(Run(start, stop, geometries, C.Dependence.of_tensors(tensors, len(geometries), *flags)))
+        for start, stop, geometries, hooks, *flags in ctx.runs:
+            dependence = C.Dependence.of_tensors(tensors, len(geometries), *flags)
+            runs.append(Run(start, stop, geometries, dependence, hooks))
         if torch.is_grad_enabled() and not compiling:
             return _differentiable(ctx, grad, (x, mean, var, gamma), share, runs)
         needed = ctx.needs_input_grad
         operators = [
-            (run, geometry, jacobian)
+            (run, *each)
             for run in runs
-            for geometry, jacobian in zip(run.geometries, run.dependence.jacobians, strict=True)
+            for each in zip(run.geometries, run.dependence.jacobians, run.hooks, strict=True)
         ]
-        jacobians = [(run.start, jacobian) for i, (run, _, jacobian) in enumerate(operators) if needed[6 + 2 * i]]
+        wanted = [needed[6 + 2 * i] and hook is None for i, (_, _, _, hook) in enumerate(operators)]
+        jacobians = [(run.start, jacobian) for (run, _, jacobian, _), own in zip(operators, wanted, strict=True) if own]
         found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, jacobians, count, ctx.group)
-        own = found.x, found.mean, found.var, found.gamma, found.beta
-        grads = [each if wanted else None for each, wanted in zip(own, needed, strict=False)]
-        weights = iter(found.weights)
+        grads: list[Tensor | None] = [found.x, found.mean, found.var, found.gamma, found.beta]
+        grads = [each if own else None for each, own in zip(grads, needed, strict=False)]
         grads.append(None)
-        for i, (run, geometry, _) in enumerate(operators):
+        weights = iter(found.weights)
+        for i, (run, geometry, jacobian, hook) in enumerate(operators):
             weight, bias = ctx.operands[2 * i : 2 * i + 2]
-            grads.append(_shaped(next(weights), geometry, weight) if needed[6 + 2 * i] else None)
-            of_bias = None
-            if needed[7 + 2 * i] and run.dependence.of_bias is not None:
-                part = slice(run.start, run.stop)
-                of_bias = run.dependence.bias_gradient(found.mean[part], found.var[part]).to(bias.dtype)
+            grads.append(_shaped(next(weights), geometry, weight) if wanted[i] else None)
+            a, v = found.mean[run.start : run.stop], found.var[run.start : run.stop]
+            if hook is not None and needed[6 + 2 * i]:
+                hook.deliver(jacobian, a, v)
+            of_bias = run.dependence.bias_gradient(a, v).to(bias.dtype) if needed[7 + 2 * i] else None
             grads.append(of_bias)
         return tuple(grads)
 
@@ -146,7 +151,8 @@ class _Normalize(torch.autograd.Function):
 def _shaped(rows: Tensor, geometry: C.Geometry, weight: Tensor) -> Tensor:
     """Return the gradient of a weight from rows [C, I], in its shape: a matrix may stand for a kernel of one tap."""
     own = C.unflatten_weight(rows, geometry) if geometry.transposed else rows
-    return own.reshape(weight.shape).to(weight.dtype)
+    own = own.reshape(weight.shape)
+    return own if own.dtype == weight.dtype else own.to(weight.dtype)
 
 
 def _differentiable(
@@ -162,7 +168,7 @@ def _differentiable(
     x, mean, var, gamma = (each.view_as(each) for each in arguments)
     operands = [None if each is None else each.view_as(each) for each in ctx.operands]
     shift, growth, i = torch.zeros_like(mean), torch.zeros_like(var), 0
-    for start, stop, geometries, dependence in runs:
+    for start, stop, geometries, dependence, _ in runs:
         weights, biases = operands[i : i + 2 * len(geometries) : 2], operands[i + 1 : i + 2 * len(geometries) : 2]
         i += 2 * len(geometries)
         channels = torch.arange(start, stop, device=x.device)

@@ -101,11 +101,30 @@ def step_backward(
     for (start, jacobian), (sizes, of_steps, rest) in zip(jacobians, places, strict=True):
         of_var, offset = jacobian.var_coefficient, start * sums.element_size()
         weight, scratch = x.new_empty(sizes[2], sizes[4]), torch.empty_like(of_var)
-        vectors = rows[2] + offset, rows[3] + offset, scratch.data_ptr(), weight.data_ptr()
-        functions["weight_gradient"](*sizes, *of_steps, rest, *vectors, threads)
+        vectors = rows[2] + offset, rows[3] + offset, scratch.data_ptr()
+        functions["weight_gradient"](*sizes, *of_steps, rest, *vectors, True, weight.data_ptr(), threads)
         weights.append(weight)
     of_gamma, of_beta, of_mean, of_var = sums.unbind()
     return Gradients(dx, of_gamma, of_beta, of_mean, of_var, weights)
+
+
+def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
+    """Add dL/dW to `grad`, from a = dL/dmean and v = dL/dvar [C]."""
+    if not library.in_use(grad):
+        return False
+    dtype, scratch = grad.dtype, torch.empty_like(jacobian.var_coefficient)
+    try:
+        sizes, of_steps, rest = _places(jacobian, dtype)
+        vectors = address(grad_mean, dtype, (sizes[2],)), address(grad_var, dtype, (sizes[2],)), scratch.data_ptr()
+        place = address(grad, dtype, grad.shape)
+    except Unfit:
+        return False
+    if grad.numel() != sizes[2] * sizes[4]:
+        return False
+    library.functions[dtype]["weight_gradient"](
+        *sizes, *of_steps, rest, *vectors, False, place, torch.get_num_threads()
+    )
+    return True
 
 
 def _places(jacobian: Jacobian, dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[int | None, ...], int | None]:

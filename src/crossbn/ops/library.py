@@ -25,7 +25,7 @@ _ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r fo
     "step": "ppp" + "t",
     "remember": "ppp" + "n",
     "step_backward": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
-    "weight_gradient": "n" * 5 + "ppp" + "nn" + "p" * 5 + "t",
+    "weight_gradient": "n" * 5 + "ppp" + "nn" + "p" * 4 + "npt",
     "take_over": "n" + "p" * 5,
 }
 _PLAIN = Tensor, nn.Parameter

@@ -1,0 +1,64 @@
+"""Adding to the gradient of a convolution's weight where the convolution makes it, instead of beside it.
+
+The gradient through the compensation has the weight's size. Handed to autograd as a second gradient, it would be
+written, read again and added to the first: with large weights that costs more than computing it. A hook on the
+convolution's node of the graph adds it to the gradient that the node has just made. The hook lives and dies with the
+graph; what it adds arrives from the backward of the norms that read the convolution, which always comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crossbn import ops
+from crossbn.functional import Geometry, Jacobian, unflatten_weight
+from crossbn.torch_internals import backward_id
+
+_KEY, _WEIGHT = "crossbn weight gradient", 1
+
+
+class WeightGradientHook:
+    """What is to be added to the weight's gradient of one call when its node has run."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._deliveries: list[tuple[Jacobian, Tensor, Tensor]] = []
+        self._task = -1
+
+    @classmethod
+    def on(cls, node: Any, geometry: Geometry) -> WeightGradientHook:
+        """Return the hook on a convolution's node; it must not hold on to the node, which holds on to it."""
+        found: WeightGradientHook | None = node.metadata.get(_KEY)
+        if found is None:
+            found = node.metadata[_KEY] = cls(geometry)
+            node.register_hook(found._add)
+        return found
+
+    def deliver(self, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> None:
+        """Say in a norm's backward what to add: gradients of pooled mean and variance, and how these follow the weight.
+
+        Norms that share statistics are joined into one delivery.
+        """
+        if self._task != backward_id():  # what is left is of a backward that did not come to this node
+            self._deliveries.clear()
+            self._task = backward_id()
+        for i, (other, *grads) in enumerate(self._deliveries):
+            if other.rows.data_ptr() == jacobian.rows.data_ptr():
+                self._deliveries[i] = jacobian, grads[0] + grad_mean, grads[1] + grad_var
+                return
+        self._deliveries.append((jacobian, grad_mean, grad_var))
+
+    @torch.no_grad()
+    def _add(self, grad_inputs: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...] | None:
+        deliveries, self._deliveries = self._deliveries, []
+        grad = grad_inputs[_WEIGHT]
+        if self._task != backward_id() or grad is None:
+            return None
+        for jacobian, grad_mean, grad_var in deliveries:
+            if not ops.add_weight_gradient_(grad, jacobian, grad_mean, grad_var):
+                rows = jacobian.weight_gradient(grad_mean, grad_var)
+                grad = grad + unflatten_weight(rows, self._geometry).to(grad.dtype)
+        return *grad_inputs[:_WEIGHT], grad, *grad_inputs[_WEIGHT + 1 :]
