@@ -38,7 +38,7 @@ def example() -> Example:
         jacobian = C.Jacobian(rows, of_mean, of_var, rest)
         dependence = C.Dependence((jacobian,), dvar_dvar, of_bias, False, True)
         geometry = C.Geometry(2, 3 * groups, groups, (1,), (1,), (1,), ((0, 0),))
-        runs.append(Run(2 * i, 2 * i + 2, (geometry,), dependence))
+        runs.append(Run(2 * i, 2 * i + 2, (geometry,), dependence, (None,)))
         whole = rows[:, 0].repeat_interleave(2 // groups, 1)  # [R, C, I]
         change = (weights[i] - weights[i].detach()).flatten(1)
         mean_change.append((torch.einsum("rc,rci->ci", of_mean, whole) * change).sum(1))

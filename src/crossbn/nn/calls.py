@@ -144,7 +144,8 @@ class ConvolutionCall(NodeCall):
 
     def hook(self) -> WeightGradientHook | None:
         """Return where to add to the gradient of the weight, one for all norms that read the call."""
-        return WeightGradientHook.on(self.node, self.geometry) if self.is_seen and self.is_trained else None
+        is_rows = self.is_seen and not self.geometry.transposed
+        return WeightGradientHook.on(self.node) if is_rows and self.is_trained else None
 
 
 @functools.lru_cache(4096)

@@ -14,26 +14,25 @@ import torch
 from torch import Tensor
 
 from crossbn import ops
-from crossbn.functional import Geometry, Jacobian, unflatten_weight
+from crossbn.functional import Jacobian
 from crossbn.torch_internals import backward_id
 
 _KEY, _WEIGHT = "crossbn weight gradient", 1
 
 
 class WeightGradientHook:
-    """What is to be added to the weight's gradient of one call when its node has run."""
+    """What is to be added to the weight's gradient of one call, not transposed, when its node has run."""
 
-    def __init__(self, geometry: Geometry) -> None:
-        self._geometry = geometry
+    def __init__(self) -> None:
         self._deliveries: list[tuple[Jacobian, Tensor, Tensor]] = []
         self._task = -1
 
     @classmethod
-    def on(cls, node: Any, geometry: Geometry) -> WeightGradientHook:
+    def on(cls, node: Any) -> WeightGradientHook:
         """Return the hook on a convolution's node; it must not hold on to the node, which holds on to it."""
         found: WeightGradientHook | None = node.metadata.get(_KEY)
         if found is None:
-            found = node.metadata[_KEY] = cls(geometry)
+            found = node.metadata[_KEY] = cls()
             node.register_hook(found._add)
         return found
 
@@ -60,5 +59,5 @@ class WeightGradientHook:
         for jacobian, grad_mean, grad_var in deliveries:
             if not ops.add_weight_gradient_(grad, jacobian, grad_mean, grad_var):
                 rows = jacobian.weight_gradient(grad_mean, grad_var)
-                grad = grad + unflatten_weight(rows, self._geometry).to(grad.dtype)
+                grad = grad + rows.reshape(grad.shape).to(grad.dtype)
         return *grad_inputs[:_WEIGHT], grad, *grad_inputs[_WEIGHT + 1 :]
