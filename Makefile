@@ -19,7 +19,7 @@ test: lint browser
 TORCH_VENV := .venv-torch-$(VERSION)
 # constraints.txt names one torch and what belongs to it; only the tools of the tests are taken from it.
 TORCH_TOOLS = $(shell grep -E '^(numpy|pytest|pytest-xdist)==' constraints.txt)
-TORCH_TESTS := tests/functional tests/nn tests/pairing tests/distributed tests/test_convert.py tests/test_fold.py \
+TORCH_TESTS := tests/functional tests/ops tests/nn tests/pairing tests/distributed tests/test_convert.py tests/test_fold.py \
 	tests/test_recalibrate.py tests/test_swap.py tests/test_torch_internals.py
 # These need torchvision or timm, which come with a torch of their own.
 WITHOUT_TORCHVISION := --ignore tests/pairing/test_architectures.py \

@@ -5,8 +5,10 @@ seen this way: output channel j at a position is `<W_j, patch>`, the patch being
 places follow dimension by dimension from the position.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -32,32 +34,41 @@ class Geometry:
     padding_mode: str = "zeros"
     transposed: bool = False
 
-    # Asked for at every step, so worked out once; plain attributes, because a compiled step cannot fill a cache.
-    taps: int = field(init=False, compare=False)
-    """Number of kernel positions, K."""
-    patch_size: int = field(init=False, compare=False)
-    """Numbers an output channel reads at one position, C_in/groups * K."""
-    reads_each_input_once: bool = field(init=False, compare=False)
-    """Whether positions and inputs are the same thing: a linear layer, or a 1x1 convolution on every pixel."""
-    may_read_nothing: bool = field(init=False, compare=False)
-    """Whether some taps fall on zero padding or between the inputs of a transposed convolution."""
-    reads_every_input: bool = field(init=False, compare=False)
-    """Whether no input is skipped, for any size; else it may be, by a stride, between taps or at the end."""
-
     def __post_init__(self) -> None:
-        taps = torch.Size(self.kernel).numel()
-        unpadded = all(pair == (0, 0) for pair in self.padding)
-        steps, dense = set(self.stride), set(self.dilation) <= {1}
-        facts = {
-            "taps": taps,
-            "patch_size": self.in_channels // self.groups * taps,
-            # A dilation lets a transposed convolution append positions to its output, that of a single tap too.
-            "reads_each_input_once": taps == 1 and steps <= {1} and unpadded and (dense or not self.transposed),
-            "may_read_nothing": self.transposed or (self.padding_mode == "zeros" and not unpadded),
-            "reads_every_input": not self.transposed and steps <= {1} and dense,
-        }
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
+        # What is asked for at every step is worked out once, now: a compiled step cannot fill a cache.
+        for name in ("taps", "patch_size", "reads_each_input_once", "may_read_nothing", "reads_every_input"):
+            getattr(self, name)
+
+    @cached_property
+    def taps(self) -> int:
+        """Number of kernel positions, K."""
+        return math.prod(self.kernel)
+
+    @cached_property
+    def patch_size(self) -> int:
+        """Numbers an output channel reads at one position, C_in/groups * K."""
+        return self.in_channels // self.groups * self.taps
+
+    @cached_property
+    def _is_padded(self) -> bool:
+        return any(pair != (0, 0) for pair in self.padding)
+
+    @cached_property
+    def reads_each_input_once(self) -> bool:
+        """Whether positions and inputs are the same thing: a linear layer, or a 1x1 convolution on every pixel."""
+        # A dilation lets a transposed convolution append positions to its output, that of a single tap too.
+        dense = set(self.dilation) <= {1} or not self.transposed
+        return self.taps == 1 and set(self.stride) <= {1} and not self._is_padded and dense
+
+    @cached_property
+    def may_read_nothing(self) -> bool:
+        """Whether some taps fall on zero padding or between the inputs of a transposed convolution."""
+        return self.transposed or (self.padding_mode == "zeros" and self._is_padded)
+
+    @cached_property
+    def reads_every_input(self) -> bool:
+        """Whether no input is skipped, for any size; else it may be, by a stride, between taps or at the end."""
+        return not self.transposed and set(self.stride) <= {1} and set(self.dilation) <= {1}
 
     def output_padding(self, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> list[int]:
         """Positions that a transposed convolution has appended to its output; a call may choose them."""

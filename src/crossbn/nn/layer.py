@@ -294,18 +294,20 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             return self._batch_norm(x, update=True)
         remember, statistics, start = torch.is_grad_enabled(), [], 0
         for segment, calls, is_complete in inputs:
-            shared = calls[0].shared() if segment.readers > 1 and len(calls) == 1 and calls[0] is not None else {}
-            if segment not in shared:
+            call = calls[0] if segment.readers > 1 and len(calls) == 1 else None
+            # By identity: not every torch can trace an object as the key of a dict.
+            shared = [] if call is None else call.shared().setdefault("compiled", [])
+            found = [known for other, known in shared if other is segment]
+            if not found:
                 part = x.detach()[:, start : start + segment.channels]
                 segment.history.move_(part)
                 if segment.storage is not None:
                     segment.history.fit_(segment.storage.shapes(self.num_features, part.numel() // segment.channels))
                 operands, bias = segment.operands(part, calls)
-                past, settings = segment.history.past(), segment.settings
-                shared[segment] = compiled.step(
-                    part, operands, bias, past, self.burnt, segment.storage, settings, is_complete, remember
-                )
-            statistics.append(shared[segment])
+                rest = segment.history.past(), self.burnt, segment.storage, segment.settings, is_complete, remember
+                found = [compiled.step(part, operands, bias, *rest)]
+                shared.append((segment, found[0]))
+            statistics.append(found[0])
             start += segment.channels
         if remember and self.settings.burn_in:
             self._count_burn_in()

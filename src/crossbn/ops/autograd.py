@@ -105,7 +105,10 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         kept = [tensor for run in context.runs for tensor in run.dependence.tensors()]
         ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *kept)
-        ctx.runs = [(run.start, run.stop, run.geometries, run.hooks, *run.dependence[3:]) for run in context.runs]
+        ctx.runs = [
+            (run.start, run.stop, run.geometries, run.hooks, run.dependence.is_curved, run.dependence.is_centred)
+            for run in context.runs
+        ]
         ctx.operands = operands  # not saved: their values are not needed, and may change
         ctx.eps, ctx.group, ctx.label = context.eps, context.group, context.label
         if context.output is not None:
@@ -134,7 +137,7 @@ class _Normalize(torch.autograd.Function):
         jacobians = [(run.start, jacobian) for (run, _, jacobian, _), own in zip(operators, wanted, strict=True) if own]
         found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, jacobians, count, ctx.group)
         grads: list[Tensor | None] = [found.x, found.mean, found.var, found.gamma, found.beta]
-        grads = [each if own else None for each, own in zip(grads, needed, strict=False)]
+        grads = [each if own else None for each, own in zip(grads, needed[:5], strict=True)]
         grads.append(None)
         weights = iter(found.weights)
         for i, (run, geometry, jacobian, hook) in enumerate(operators):

@@ -61,7 +61,7 @@ def step(
         is_complete,
         remember,
     )
-    shapes = _shapes(x.shape[1], storage, past, settings, bias is not None)
+    shapes = _shapes(x.shape[1], storage, past.rings, settings, bias is not None)
     parts = found.split([math.prod(shape) for shape in shapes])
     results = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
     return _statistics(results, settings, len(operands), bias is not None)
@@ -141,7 +141,7 @@ def _run(
     except NotTheOperatorsOutput:
         say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
         outcome = ops.step(today._replace(operands=(), pooling=False, remember=False), past, storage, settings)
-    results = _packed(outcome.statistics, _shapes(x.shape[1], storage, past, settings, bias is not None))
+    results = _packed(outcome.statistics, _shapes(x.shape[1], storage, past.rings, settings, bias is not None))
     if outcome.commit is not None:
         outcome.commit()
     return results
@@ -153,28 +153,28 @@ def _run_fake(
     __: list[Tensor],
     bias: Tensor | None,
     rings: list[Tensor],
-    num_steps: Tensor,
     ___: Tensor,
+    ____: Tensor,
     numbers: list[int],
     decay: float,
-    *____: Any,
+    *_____: Any,
 ) -> Tensor:
     settings, _geometries, storage = _meaning(tuple(numbers), decay)
-    past = Past(_rings(storage, x.shape[1], rings), num_steps, False, nullcontext(), [])
-    shapes = _shapes(x.shape[1], storage, past, settings, bias is not None)
+    by_name = _rings(storage, x.shape[1], rings)
+    shapes = _shapes(x.shape[1], storage, by_name, settings, bias is not None)
     return x.new_empty(sum(map(math.prod, shapes)), dtype=C.accumulation_dtype(x.dtype))
 
 
 def _shapes(
-    channels: int, storage: C.Storage | None, past: Past, settings: Settings, has_bias: bool
+    channels: int, storage: C.Storage | None, rings: dict[str, Tensor], settings: Settings, has_bias: bool
 ) -> list[tuple[int, ...]]:
     """Return the shapes of the results: mean, var, share, bessel, has_variance, positions, finite, and dependence."""
-    wide, slots = channels if settings.invalid == "drop" else 1, past.slots
+    wide, slots = channels if settings.invalid == "drop" else 1, rings["mean"].shape[0]
     shapes: list[tuple[int, ...]] = [(channels,), (channels,), (wide,), (channels,), (channels,), (), ()]
     if storage is None or slots == 0 or settings.backward == "detached":
         return shapes
     shapes += [(slots, channels), *[(channels,)] * (2 * has_bias), (slots, wide)]
-    amount = past.rings["products"].shape[1] if "products" in past.rings else 1
+    amount = rings["products"].shape[1] if "products" in rings else 1
     for geometry in storage.geometries:
         rest = (channels, geometry.patch_size) if isinstance(storage, C.GradientStorage) else (0,)
         shapes += [(slots, amount, geometry.groups, geometry.patch_size), (slots, amount, channels), rest]
