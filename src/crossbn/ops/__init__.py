@@ -89,7 +89,7 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor],
     finite = finite & C.all_finite(mean + var)
     if finite is False:
         return
-    for before, after in zip(running, (mean, var), strict=False):
+    for before, after in zip(running[:2], (mean, var), strict=True):
         before.copy_(torch.where(finite, after, before) if isinstance(finite, Tensor) else after)
     running[2].add_(finite)
 
