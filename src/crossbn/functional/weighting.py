@@ -37,7 +37,7 @@ from torch import Tensor
 
 GRADIENT_PRICE = 0.03
 """B: what it costs, in units of a channel's variance, to take statistics from steps that pass no gradient on to earlier
-layers. The weights that it leads to at batches of 1, 2, 4 and 8 are near the best fixed ones."""
+layers. Set by hand."""
 
 AVERAGING_RATE = 0.01
 """Of the exponential average over steps."""
