@@ -50,7 +50,8 @@ def train(options: argparse.Namespace, seed: int) -> tuple[float, Ledger]:
     x, y = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1, torch.tensor(digits.target)
     model = network()
     if options.norm == "cbn":
-        crossbn.convert_(model, window=options.window, order=options.order, decay=options.decay)
+        how = {"order": options.order, "decay": options.decay, "weights": options.weights}
+        crossbn.convert_(model, window=options.window, **how)
     norms = [module for module in model if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     convolutions = [module for module in model if isinstance(module, nn.Conv2d)]
     groups = {f"weight {i}": [module.weight] for i, module in enumerate(convolutions)}
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--order", type=int, default=1)
     parser.add_argument("--decay", type=float, default=1.0)
+    parser.add_argument("--weights", choices=("equal", "auto"), default="equal")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ledger", action="store_true", help="growth along and across each group; for momentum 0")
     options = parser.parse_args()

@@ -68,7 +68,9 @@ def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"order": 2}, {"backward": "detached", "invalid": "drop"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"order": 2}, {"backward": "detached", "invalid": "drop"}, {"weights": "auto"}], ids=str
+)
 def test_sync_equals_one_process_with_the_joined_batch(tmp_path: Path, options: dict[str, Any]) -> None:
     results = run(tmp_path, sync=True, **options)
     alone = build(**options)

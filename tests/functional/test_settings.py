@@ -55,6 +55,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("invalid", "clip", "invalid must be one of 'max', 'drop', got 'clip'"),
     ("history_dtype", torch.float16, "history_dtype must be one of None, torch.bfloat16, got torch.float16"),
     ("decay", 0.0, "decay must be above 0 and at most 1, got 0.0"),
+    ("weights", "kalman", "weights must be one of 'equal', 'auto', got 'kalman'"),
 ]
 
 

@@ -49,7 +49,7 @@ def train(model: nn.Module, call: Any, steps: int = 6) -> tuple[list[float], lis
 # torch's compiler uses what torch itself deprecates.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"burn_in": 2}, {"positions": 16}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"burn_in": 2}, {"positions": 16}, {"weights": "auto"}], ids=str)
 def test_compiled_equals_eager(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     counters.clear()

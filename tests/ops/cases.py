@@ -99,9 +99,15 @@ _ODD: dict[str, dict[str, Any]] = {
     "ring overwritten": {"steps": 7},
     "decay": {"steps": 5, "options": {"decay": 0.6}},
     "decay, partly filled": {"options": {"decay": 0.6}},
+    "automatic weights": {"steps": 6, "options": {"weights": "auto"}},
+    "automatic weights, nothing remembered": {"steps": 0, "options": {"weights": "auto"}},
+    "automatic weights, one remembered": {"steps": 1, "options": {"weights": "auto"}},
+    "automatic weights, partly filled": {"options": {"weights": "auto"}},
     "few positions": {"options": {"positions": 3}},
     "known moments": {"known_moments": True},
     "known moments, decay": {"known_moments": True, "steps": 6, "options": {"decay": 0.6}},
+    "known moments, automatic weights": {"known_moments": True, "steps": 5, "options": {"weights": "auto"}},
+    "automatic weights, only looking": {"remember": False, "steps": 5, "options": {"weights": "auto"}},
     "only looking": {"remember": False},
     "infinite": {"spoil": lambda x: _with(x, torch.inf), "compiled": False},
     "not a number": {"spoil": lambda x: _with(x, torch.nan), "compiled": False},
@@ -110,6 +116,13 @@ _ODD: dict[str, dict[str, Any]] = {
     "burn-in": {"pooling": False, "compiled": False},
     "all positions": {"options": {"positions": None}, "compiled": False},
     "second order": {"options": {"order": 2}, "compiled": False},
+    "automatic weights, second order": {"options": {"weights": "auto", "order": 2}, "compiled": False},
+    "automatic weights, no compensation": {"options": {"weights": "auto", "order": 0}, "compiled": False},
+    "automatic weights, dropping what is invalid": {
+        "options": {"weights": "auto", "invalid": "drop"},
+        "compiled": False,
+    },
+    "automatic weights, burn-in": {"pooling": False, "options": {"weights": "auto"}, "compiled": False},
     "no compensation": {"options": {"order": 0}, "compiled": False},
     "detached": {"options": {"backward": "detached"}, "compiled": False},
     "dropping what is invalid": {"options": {"invalid": "drop"}, "compiled": False},
@@ -155,8 +168,7 @@ def situation(case: Case, dtype: torch.dtype, device: str = "cpu") -> Situation:
             parameter.copy_(draw(*parameter.shape) / parameter[0].numel() ** 0.5)
     settings = C.Settings(**{"window": WINDOW, "burn_in": 0 if case.pooling else 1, **case.options})
     storage, channels = C.make_storage(geometries, settings), geometries[0].out_channels
-    shapes = {"mean": (channels,), "var": (channels,), "count": ()}
-    shapes |= {} if storage is None else storage.shapes(channels)
+    shapes = C.history_shapes(channels, storage, settings)
     history = History(settings.window - 1, shapes, torch.empty(0, dtype=torch.float64), settings.history_dtype)
     for number in range(case.steps + 1):
         y = draw(case.shape[0] + number % 2 * (number < case.steps), *case.shape[1:]) + 0.3

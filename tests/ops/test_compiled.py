@@ -41,7 +41,9 @@ def test_output_of_another_operator_is_batchnorms_and_not_remembered(name: str) 
     assert_near({key: got[key] for key in expected}, expected, torch.float64)
 
 
-@pytest.mark.parametrize("name", ["convolution", "patches", "bias", "sum", "no compensation", "detached"])
+@pytest.mark.parametrize(
+    "name", ["convolution", "patches", "bias", "sum", "no compensation", "detached", "automatic weights"]
+)
 def test_its_fake_and_its_schema_are_right(name: str) -> None:
     case = CASES[name]
     inputs, history, _, settings, _ = situation(case, torch.float64)

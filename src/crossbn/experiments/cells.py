@@ -75,6 +75,7 @@ def cbn(
     positions: int | str | None = DEFAULT,
     burn_in: float = BURN_IN,
     decay: float = 1.0,
+    weights: str = "equal",
 ) -> Cell:
     """Return the cell of a cross-iteration norm; where that is batch norm bit for bit, the cell of batch norm.
 
@@ -85,7 +86,8 @@ def cbn(
         backward: "through" or "detached".
         positions: None for all; DEFAULT for what the scale has.
         burn_in: share of the training.
-        decay: of the votes.
+        decay: of the step weights.
+        weights: "equal" or "auto".
 
     Example:
         >>> cbn(32) == plain("bn", 32), cbn(4, 2, order=0).name
@@ -101,6 +103,8 @@ def cbn(
         options["positions"] = positions
     if decay != 1:
         options["decay"] = decay
+    if weights != "equal":
+        options["weights"] = weights
     return Cell("cbn" if order else "naive_cbn", batch_size, window, options, burn_in)
 
 

@@ -16,6 +16,7 @@ from crossbn.functional.pooling import Pooled, StepWeights, ages, pool, weights_
 from crossbn.functional.sensitivity import Places, mean_grad, outputs_at, patches_at, sample_places, var_grad
 from crossbn.functional.settings import Settings
 from crossbn.functional.storage import (
+    BY_AGE,
     SAMPLES,
     GradientStorage,
     LookBack,
@@ -23,6 +24,7 @@ from crossbn.functional.storage import (
     Operand,
     PatchStorage,
     Storage,
+    history_shapes,
     make_storage,
     stored_as,
     total,
@@ -36,8 +38,10 @@ from crossbn.functional.taylor import (
     project_var,
     spread,
 )
+from crossbn.functional.weighting import averaged, best_weights, fit_line, squared_differences
 
 __all__ = [
+    "BY_AGE",
     "LINEAR_OPERATORS",
     "SAMPLES",
     "Dependence",
@@ -60,14 +64,18 @@ __all__ = [
     "accumulation_dtype",
     "ages",
     "all_finite",
+    "averaged",
     "batch_moments",
+    "best_weights",
     "channelwise",
     "choose_plan",
     "compensate",
     "differentiable_output",
+    "fit_line",
     "flatten_weight",
     "geometry_of",
     "gradients",
+    "history_shapes",
     "is_linear_operator",
     "join_moments",
     "make_storage",
@@ -82,6 +90,7 @@ __all__ = [
     "project_var",
     "sample_places",
     "spread",
+    "squared_differences",
     "stored_as",
     "total",
     "unflatten_weight",

@@ -25,6 +25,8 @@ class Settings:
         history_dtype: torch.bfloat16 halves the memory of what is remembered; None for the statistics' own type.
         decay: weight of a remembered step for each step of its age, today's having one: 1 is the paper's equal weights,
             0.7 trusts old steps less, whose statistics lack what earlier layers have changed since.
+        weights: of remembered steps: "equal", but for `decay`, or "auto": measured while training, see
+            `functional.weighting`.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -40,6 +42,7 @@ class Settings:
     process_group: dist.ProcessGroup | None = None
     history_dtype: torch.dtype | None = None
     decay: float = 1.0
+    weights: str = "equal"
 
     def __post_init__(self) -> None:
         _check_integer("window", self.window, 1)
@@ -53,6 +56,9 @@ class Settings:
         _check_choice("history_dtype", self.history_dtype, (None, torch.bfloat16))
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
+        _check_choice("weights", self.weights, ("equal", "auto"))
+        if self.weights == "auto" and self.decay != 1:
+            raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well')
 
     @classmethod
     def of(cls, config: "Settings | None", options: dict[str, Any]) -> "Settings":

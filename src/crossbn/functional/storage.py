@@ -29,6 +29,8 @@ Kept = Mapping[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 SAMPLES = ("rows", "products", "centred")
 """Ends of names whose tensors have a row for each sampled position: fewer in a batch that has fewer."""
+BY_AGE = ("variogram",)
+"""Names whose tensors have a row for each age, from 1 on, and not for each step: they are written as a whole."""
 _BULK = ("mean_grad", "var_grad", "rows", "centred")
 
 
@@ -292,6 +294,14 @@ def make_storage(geometries: Sequence[Geometry], settings: Settings) -> Storage 
     kind = PatchStorage if any(plan.storage == "patches" for plan in plans) else GradientStorage
     amounts = [plan.positions for plan in plans if plan.positions is not None]
     return kind(geometries, min(amounts, default=None), settings)
+
+
+def history_shapes(channels: int, storage: Storage | None, settings: Settings) -> Shapes:
+    """Return all that is kept of a step of a segment with so many channels, by name, in the order of the history."""
+    shapes: Shapes = {"mean": (channels,), "var": (channels,), "count": ()}
+    if settings.weights == "auto":
+        shapes["variogram"] = ()
+    return shapes if storage is None else shapes | storage.shapes(channels)
 
 
 def stored_as(name: str, dtype: torch.dtype, narrow: torch.dtype | None) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbn.functional import SAMPLES, Flag, accumulation_dtype, stored_as
+from crossbn.functional import BY_AGE, SAMPLES, Flag, accumulation_dtype, stored_as
 from crossbn.ops import Past
 from crossbn.ops.ring import widen_, write_
 
@@ -16,7 +16,8 @@ class History:
     """The last few values of several named quantities, each one tensor [slots, *shape].
 
     Working state of one process: not parameters, not buffers. One counter, `num_steps`, says how many steps have been
-    remembered since the history was last cleared; which slots are filled and which comes next follow from it.
+    remembered since the history was last cleared; which slots are filled and which comes next follow from it. With
+    weights="auto" there is a tensor by age as well, `variogram`: how much steps have differed so far.
     Everything is a tensor, and values are looked at on the CPU only, where that is free and saves work: a GPU is never
     waited for. Threads that share a model take turns by `lock`.
     """
@@ -73,7 +74,7 @@ class History:
         order = (int(self.num_steps) + torch.arange(-kept, 0, device=self.num_steps.device)) % max(self.slots, 1)
         for name, ring in self.rings.items():
             self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
-            self.rings[name][:kept] = ring[order]
+            self.rings[name][:kept] = ring[:kept] if name in BY_AGE else ring[order]
         self.num_steps.fill_(kept)
         self.scratch = []
 
@@ -116,8 +117,11 @@ class History:
     def mismatch(self, state: Mapping[str, Tensor]) -> str | None:
         """Say what keeps `state` from being loaded, if anything."""
         own = dict(self.state())
-        if own.keys() != state.keys():
-            return f"the saved history and this one do not share {', '.join(sorted(own.keys() ^ state.keys()))}"
+        if (different := own.keys() ^ state.keys()) == set(BY_AGE):
+            kinds = ("equal", "auto") if different <= own.keys() else ("auto", "equal")
+            return 'the saved history is of weights="{}", this one of weights="{}"'.format(*kinds)
+        if different:
+            return f"the saved history and this one do not share {', '.join(sorted(different))}"
         for name, value in own.items():
             saved = state[name].shape
             if name == "mean" and saved[:1] != value.shape[:1]:
@@ -156,6 +160,6 @@ def _nonsense_in(state: Mapping[str, Tensor]) -> str | None:
             return f"{name} must be of a floating type, got {tensor.dtype}"
         if not tensor.isfinite().all():
             return f"{name} is not finite"
-        if name in ("var", "count") and (tensor < 0).any():
+        if name in ("var", "count", *BY_AGE) and (tensor < 0).any():
             return f"{name} is below 0"
     return None

@@ -16,7 +16,8 @@ from torch import Tensor
 from crossbn.functional import Geometry, Settings
 from crossbn.nn.segment import Operator, Segment
 
-_VERSION = 1
+_VERSIONS = {"equal": 1, "auto": 2}
+"""By `Settings.weights`: only files with a variogram are of a kind that older releases do not know."""
 _OF_SETTINGS = 5
 
 
@@ -59,4 +60,4 @@ def segment_of(layout: Tensor, settings: Settings, like: Tensor, label: str) -> 
 
 
 def _of_settings(settings: Settings) -> list[int]:
-    return [_VERSION, settings.order, settings.sync, 1, settings.history_dtype is not None]
+    return [_VERSIONS[settings.weights], settings.order, settings.sync, 1, settings.history_dtype is not None]

@@ -166,8 +166,7 @@ class Segment:
         return C.make_storage([operator.geometry for operator in self.operators], self.settings)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        own = {} if self.storage is None else self.storage.shapes(self.channels)
-        return {"mean": (self.channels,), "var": (self.channels,), "count": (), **own}
+        return C.history_shapes(self.channels, self.storage, self.settings)
 
     def configure_(self, settings: Settings) -> None:
         """Fit the history to new settings; it is kept unless it lacks what they need, or means something else there."""

@@ -25,6 +25,7 @@ from crossbn.ops.types import NotTheOperatorsOutput, Past, Statistics, StepInput
 from crossbn.torch_internals import process_group_called
 
 _BACKWARD, _INVALID, _TYPES = ("through", "detached"), ("max", "drop"), (None, torch.bfloat16)
+_WEIGHTS = ("equal", "auto")
 
 torch.library.define(
     "crossbn::step",
@@ -71,7 +72,7 @@ def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
     numbers = [settings.window, settings.burn_in, settings.order]
     numbers += [-1 if settings.positions is None else settings.positions]
     numbers += [_BACKWARD.index(settings.backward), _INVALID.index(settings.invalid), int(settings.sync)]
-    numbers += [_TYPES.index(settings.history_dtype)]
+    numbers += [_TYPES.index(settings.history_dtype), _WEIGHTS.index(settings.weights)]
     for geometry in geometries:
         numbers += geometry.numbers()
     return numbers
@@ -80,7 +81,7 @@ def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
 @functools.lru_cache(4096)
 def _meaning(numbers: tuple[int, ...], decay: float) -> tuple[Settings, tuple[C.Geometry, ...], C.Storage | None]:
     """Return settings, geometries and storage from what `_numbers` made of them."""
-    window, burn_in, order, positions, backward, invalid, sync, narrow = numbers[:8]
+    window, burn_in, order, positions, backward, invalid, sync, narrow, weights = numbers[:9]
     settings = Settings(
         window=window,
         burn_in=burn_in,
@@ -91,8 +92,9 @@ def _meaning(numbers: tuple[int, ...], decay: float) -> tuple[Settings, tuple[C.
         sync=bool(sync),
         history_dtype=_TYPES[narrow],
         decay=decay,
+        weights=_WEIGHTS[weights],
     )
-    rest, geometries = list(numbers[8:]), []
+    rest, geometries = list(numbers[9:]), []
     while rest:
         left = iter(rest)
         geometries.append(C.Geometry.from_numbers(left))
@@ -106,9 +108,8 @@ def _scratch(*_: Any) -> list[Any]:
     return []
 
 
-def _rings(storage: C.Storage | None, channels: int, rings: Sequence[Tensor]) -> dict[str, Tensor]:
-    names = ("mean", "var", "count", *(() if storage is None else storage.shapes(channels)))
-    return dict(zip(names, rings, strict=True))
+def _rings(storage: C.Storage | None, settings: Settings, channels: int, rings: Sequence[Tensor]) -> dict[str, Tensor]:
+    return dict(zip(C.history_shapes(channels, storage, settings), rings, strict=True))
 
 
 def _run(
@@ -129,7 +130,7 @@ def _run(
     if group:
         settings = replace(settings, process_group=process_group_called(group))
     scratch = _scratch(tuple(numbers), x.shape, x.dtype, *(ring.data_ptr() for ring in rings))
-    past = Past(_rings(storage, x.shape[1], rings), num_steps, num_steps.is_cpu, nullcontext(), scratch)
+    past = Past(_rings(storage, settings, x.shape[1], rings), num_steps, num_steps.is_cpu, nullcontext(), scratch)
     operands = [
         C.Operand(geometry, weight, y, x.shape[2:])
         for geometry, weight, y in zip(geometries, weights, inputs, strict=True)
@@ -160,7 +161,7 @@ def _run_fake(
     *_____: Any,
 ) -> Tensor:
     settings, _geometries, storage = _meaning(tuple(numbers), decay)
-    by_name = _rings(storage, x.shape[1], rings)
+    by_name = _rings(storage, settings, x.shape[1], rings)
     shapes = _shapes(x.shape[1], storage, by_name, settings, bias is not None)
     return x.new_empty(sum(map(math.prod, shapes)), dtype=C.accumulation_dtype(x.dtype))
 

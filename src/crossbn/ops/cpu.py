@@ -21,8 +21,10 @@ from crossbn.functional import (
     GradientStorage,
     Jacobian,
     Settings,
+    StepWeights,
     Storage,
     flatten_weight,
+    weighting,
     weights_by_age,
 )
 from crossbn.functional.moments import is_differentiated
@@ -203,6 +205,23 @@ class _Workspace:
         self.rows_shape = (1 if self.of_gradients else past.rings["0.rows"].shape[1], groups, size)
         self.memory.m, self.memory.groups, self.memory.i = self.rows_shape
         self.memory.scratch = self._room.data_ptr()
+        if "variogram" in past.rings:
+            self._weigh_in(past.rings["variogram"], channels)
+
+    def _weigh_in(self, variogram: Tensor, channels: int) -> None:
+        """Let steps find their weights from the variogram, and the next variogram."""
+        memory, slots = self.memory, len(variogram)
+        self._step_weights, self._next, self._differences = (variogram.new_zeros(n, slots) for n in (1, 1, channels))
+        memory.variogram = address(variogram, variogram.dtype, (slots,))
+        memory.next_variogram, memory.differences = self._next.data_ptr(), self._differences.data_ptr()
+        memory.slots, memory.price, memory.rate = slots, weighting.GRADIENT_PRICE, weighting.AVERAGING_RATE
+
+    def weigh(self, steps: int, num_steps: int) -> StepWeights:
+        """Let the step find its weights; return them, without values yet."""
+        like, memory = self._step_weights, self.memory
+        weight, share = like.new_empty(steps, 1), like.new_empty(1)
+        memory.seen, memory.weight_of_step, memory.share = num_steps, weight.data_ptr(), share.data_ptr()
+        return StepWeights(like, weight, share)
 
     def fits(self, geometry: Geometry, y: Tensor, x: Tensor) -> bool:
         return self.tables.key == Tables.key_of(geometry, y, x) and self.threads == torch.get_num_threads()
@@ -230,7 +249,6 @@ def _step(inputs: StepInputs, past: Past, storage: Storage, settings: Settings) 
     assert operand.y is not None
     num_steps = int(past.num_steps)
     steps = min(num_steps, past.slots)
-    step_weights = weights_by_age(steps, num_steps % past.slots, settings.decay, x.dtype, x.device)
     counted = sum(past.rings["count"].tolist()) + positions
     bessel = counted / (counted - 1) if counted > 1 else 1.0
     # All that can be refused is looked at before a workspace is taken. Rows of a weight live as long as their address.
@@ -249,6 +267,10 @@ def _step(inputs: StepInputs, past: Past, storage: Storage, settings: Settings) 
         tracked = address(norm.num_batches_tracked, torch.int64, ())
     work = _workspace(past, geometry, operand.y, x, storage)
     batch, memory = work.batch, work.memory
+    if settings.weights == "auto":
+        step_weights = work.weigh(steps, num_steps)
+    else:
+        step_weights = weights_by_age(steps, num_steps % past.slots, settings.decay, x.dtype, x.device)
     batch.x, memory.y, memory.weight, batch.gamma, batch.beta = x_place, y_place, weight_place, gamma, beta
     batch.running_mean, batch.running_var, batch.num_batches_tracked = running_mean, running_var, tracked
     if norm is not None:

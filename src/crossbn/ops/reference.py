@@ -55,6 +55,8 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     if (group := settings.active_group) is not None:
         today = _join(today, group)
+    if settings.weights == "auto":
+        step_weights = best_weights(past, kept, step_weights, today.positions)
     row, accept, sound = None, today.finite & inputs.pooling, cast(Flag, True)
     if inputs.remember and past.slots:
         row, is_theirs, sound = _row(inputs, past, storage, weights, today)
@@ -68,7 +70,12 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         step_weights = step_weights if accept else mean.new_zeros(len(kept["mean"]))
     elif step_weights is not None:
         step_weights = step_weights * accept
-    statistics = _pool(today, inputs.bias, kept, back, storage, step_weights, settings)
+    moved = _moved(today, inputs.bias, kept)
+    statistics = _pool(today, inputs.bias, kept, back, moved, storage, step_weights, settings)
+    if row is not None and settings.weights == "auto":
+        differences = C.squared_differences(today.mean, today.var, *moved, statistics.var)
+        by_age = _slots_by_age(past, len(differences))
+        row["variogram"] = C.averaged(kept["variogram"], differences[by_age], past.num_steps)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
     commit = None if row is None or accept is False else partial(write_, past, row, accept & sound)
     return Outcome(statistics, commit, None)
@@ -86,6 +93,19 @@ def recall(past: Past, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tens
         is_there = torch.arange(slots, device=device) < past.num_steps
         step_weights = torch.pow(decay, C.ages(slots, past.num_steps, device).to(dtype)) * is_there
     return {name: ring.to(dtype) for name, ring in rings.items()}, step_weights
+
+
+def best_weights(past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor) -> Tensor:
+    """Return the weights [R] that the variogram speaks for, of the steps that are there; `today` are the positions."""
+    by_age = _slots_by_age(past, len(kept["count"]))
+    count = (kept["count"] if is_there is None else kept["count"] * is_there)[by_age]
+    noise, drift = C.fit_line(kept["variogram"], (count > 0).to(count.dtype))
+    return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today))
+
+
+def _slots_by_age(past: Past, steps: int) -> Tensor:
+    """Return which of the recalled steps is of age 1, 2 and so on."""
+    return (past.num_steps - torch.arange(1, 1 + steps, device=past.num_steps.device)) % max(steps, 1)
 
 
 def _rows(operand: C.Operand, dtype: torch.dtype) -> Tensor:
@@ -117,20 +137,25 @@ def _row(
     return row, is_theirs, sound
 
 
+def _moved(today: _Today, bias: Tensor | None, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the remembered means and variances at today's weights."""
+    past_mean, past_var = kept["mean"], kept["var"]
+    if today.terms is not None:
+        past_mean, past_var = C.compensate(past_mean, past_var, today.terms)
+    return past_mean if bias is None else past_mean + bias, past_var
+
+
 def _pool(
     today: _Today,
     bias: Tensor | None,
     kept: dict[str, Tensor],
     back: C.LookBack | None,
+    moved: tuple[Tensor, Tensor],
     storage: C.Storage | None,
     step_weights: Tensor | None,
     settings: Settings,
 ) -> Statistics:
-    past_mean, past_var = kept["mean"], kept["var"]
-    if today.terms is not None:
-        past_mean, past_var = C.compensate(past_mean, past_var, today.terms)
-    if bias is not None:
-        past_mean = past_mean + bias
+    past_mean, past_var = moved
     pooled = C.pool(today.mean, today.var, past_mean, past_var, step_weights, settings.invalid)
     dependence = None
     if settings.backward == "through" and storage is not None and back is not None and len(past_mean) > 0:

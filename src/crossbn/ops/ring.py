@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from crossbn.functional import SAMPLES, Flag
+from crossbn.functional import BY_AGE, SAMPLES, Flag
 from crossbn.ops.types import Past
 
 
@@ -18,6 +18,11 @@ def write_(past: Past, row: Mapping[str, Tensor], accept: Flag = True) -> None:
         if isinstance(accept, Tensor):
             slot = (past.num_steps % past.slots).reshape(1)
             for name, ring in past.rings.items():
+                if name in BY_AGE:
+                    whole = torch.zeros_like(ring)
+                    _write_slot_(whole, row.get(name))
+                    ring.copy_(torch.where(accept, whole, ring))
+                    continue
                 old = ring.index_select(0, slot)
                 new = torch.zeros_like(old)
                 _write_slot_(new[0], row.get(name))
@@ -25,12 +30,12 @@ def write_(past: Past, row: Mapping[str, Tensor], accept: Flag = True) -> None:
         elif accept:
             slot_number = int(past.num_steps) % past.slots
             for name, ring in past.rings.items():
-                _write_slot_(ring[slot_number], row.get(name))
+                _write_slot_(ring if name in BY_AGE else ring[slot_number], row.get(name))
         past.num_steps.add_(accept)
 
 
 def _write_slot_(place: Tensor, value: Tensor | None) -> None:
-    """Write a value to its place; samples that the batch was too small for are 0."""
+    """Write a value to its place; samples that the batch was too small for, or ages not yet reached, are 0."""
     if value is None:
         place.zero_()
     elif value.shape == place.shape:

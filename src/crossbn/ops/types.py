@@ -46,7 +46,7 @@ class StepInputs(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What is remembered: the steps' tensors [slots, ...] by name, in a ring."""
+    """What is remembered: the steps' tensors [slots, ...] by name, in a ring, but for those `BY_AGE`."""
 
     rings: dict[str, Tensor]
     num_steps: Tensor

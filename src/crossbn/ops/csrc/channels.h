@@ -4,7 +4,7 @@
  * normalized and no running statistics move; without gamma and beta they are 1 and 0.
  *
  * has_moments      whether today's moments are
- * step_weights     of the remembered steps, today's being 1; null: all are 1
+ * step_weights     of the remembered steps, today's being 1; null: all are 1. Out, where they are found here
  * bessel           times this the pooled variance is unbiased
  * num_batches_tracked  steps that the running statistics have seen */
 #ifndef BATCH
@@ -12,7 +12,7 @@
     FIELD('p', const REAL *, x) FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s)                   \
     FIELD('n', int64_t, x_stride) FIELD('n', int64_t, has_moments) FIELD('p', REAL *, today_mean)                      \
     FIELD('p', REAL *, today_var) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', const REAL *, gamma)     \
-    FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', const REAL *, step_weights)                      \
+    FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', REAL *, step_weights)                            \
     FIELD('p', REAL *, output) FIELD('r', double, bessel) FIELD('r', double, momentum)                                 \
     FIELD('p', REAL *, running_mean) FIELD('p', REAL *, running_var) FIELD('p', int64_t *, num_batches_tracked)
 #endif

@@ -11,6 +11,7 @@ typedef REAL NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(REAL)), 
 #include "channels.h"
 #include "products.h"
 #include "sampling.h"
+#include "weighting.h"
 #include "step.h"
 
 #undef IN

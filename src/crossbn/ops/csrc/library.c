@@ -15,6 +15,7 @@ PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
 #endif
 #endif
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -79,6 +80,10 @@ enum outcome {
 
 /* How far, in parts of a standard deviation, x may be from what the weights make of y. */
 #define TOLERANCE 0.02
+
+/* See weighting.py. */
+#define LARGEST_DIFFERENCE 16
+#define SMALLEST_WEIGHT 1e-30
 
 /* Threads for work of that size, of those that there are. */
 static int worth(int threads, int64_t numbers) { return numbers < 32768 ? 1 : threads; }

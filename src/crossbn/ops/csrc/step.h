@@ -1,12 +1,14 @@
 /* A training step of a norm. Included for each type of numbers. */
 
-/* Pool a channel's moments with the remembered ones at today's weights, each step with its vote (see pooling.py).
- * `dvar_dvar` becomes d var / d past var, `dvar_dmean` the coefficient of the mean patches in d var / dW. */
-static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN past_mean, IN past_var,
-                       const REAL *shift, const REAL *slope, REAL *dvar_dvar, REAL *dvar_dmean) {
+/* Pool a channel's moments with the remembered ones at today's weights, each step with its weight (see pooling.py).
+ * `dvar_dvar` becomes d var / d past var, `dvar_dmean` the coefficient of the mean patches in d var / dW. `differences`
+ * from each step are noted unless that is null. */
+__attribute__((always_inline)) static inline void NAME(pool)(
+    const struct NAME(batch) *batch, int64_t j, int64_t r, IN past_mean, IN past_var, const REAL *shift,
+    const REAL *slope, REAL *dvar_dvar, REAL *dvar_dmean, OUT differences) {
     const int64_t c = batch->c;
     const REAL today = batch->today_mean[j];
-    REAL moved[MOST_STEPS], step_weights[MOST_STEPS], all = 1, centre = today;
+    REAL moved[MOST_STEPS], moved_var[MOST_STEPS], step_weights[MOST_STEPS], all = 1, centre = today;
     for (int64_t t = 0; t < r; t++) {
         moved[t] = past_mean[t * c + j] + shift[t];
         step_weights[t] = batch->step_weights == 0 ? 1 : batch->step_weights[t];
@@ -19,12 +21,15 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
     for (int64_t t = 0; t < r; t++) {
         const REAL deviation = moved[t] - centre;
         const REAL past = past_var[t * c + j] + slope[t] - shift[t] * shift[t];
+        moved_var[t] = past >= 0 ? past : 0;
         dvar_dvar[t] = past >= 0 ? share * step_weights[t] : 0;
-        total += step_weights[t] * ((past >= 0 ? past : 0) + deviation * deviation);
+        total += step_weights[t] * (moved_var[t] + deviation * deviation);
         dvar_dmean[t] = 2 * share * step_weights[t] * deviation - 2 * dvar_dvar[t] * shift[t];
     }
     batch->mean[j] = centre;
     batch->var[j] = total * share;
+    if (differences != 0)
+        NAME(compare)(today, batch->today_var[j], r, moved, moved_var, total * share, differences + j * r);
 }
 
 /* What is remembered, and what a step leaves for its backward and for later. Rings have a dimension of slots before
@@ -43,7 +48,14 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
  * var_jacobian     out, as gradients: the rest of d var / dW [c, i]
  * dvar_dvar        out: d var / d past var [r, c]
  * next_...         out: what is to be remembered of today; null: nothing
- * scratch          room, see `Tables.room` */
+ * scratch          room, see `Tables.room`
+ *
+ * Where the weights of the steps are found here (see weighting.py), else null or unused:
+ * differences      room [c, r]
+ * slots, seen      of the rings; steps that had been remembered when this one began
+ * variogram        [slots], by age; price and rate are its B and that of its averages
+ * weight_of_step, share  out: the weights [r] and today's [1] over their sum
+ * next_variogram   out: [slots] */
 #ifndef MEMORY
 #define MEMORY(FIELD)                                                                                                  \
     FIELD('n', int64_t, r) FIELD('n', int64_t, m) FIELD('n', int64_t, groups) FIELD('n', int64_t, i)                   \
@@ -53,7 +65,10 @@ static void NAME(pool)(const struct NAME(batch) *batch, int64_t j, int64_t r, IN
     FIELD('p', REAL *, var_at) FIELD('p', int64_t *, num_steps) FIELD('p', REAL *, kept_rows)                          \
     FIELD('p', REAL *, var_coefficient) FIELD('p', REAL *, var_jacobian) FIELD('p', REAL *, dvar_dvar)                 \
     FIELD('p', REAL *, next_rows) FIELD('p', REAL *, next_at) FIELD('p', REAL *, next_centred)                         \
-    FIELD('p', REAL *, next_var_grad) FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)
+    FIELD('p', REAL *, next_var_grad) FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)                 \
+    FIELD('p', REAL *, differences) FIELD('n', int64_t, slots) FIELD('n', int64_t, seen)                               \
+    FIELD('p', REAL *, variogram) FIELD('r', double, price) FIELD('r', double, rate)                                   \
+    FIELD('p', REAL *, weight_of_step) FIELD('p', REAL *, share) FIELD('p', REAL *, next_variogram)
 #endif
 struct NAME(memory) { MEMORY(DECLARE) };
 #define DESCRIBED NAME(memory)
@@ -82,7 +97,8 @@ FAST static void NAME(pool_samples_of)(const struct NAME(batch) *batch, const st
             const int64_t place = t * m * c + start + j;
             shift[t] = product[place] - at[place];
         }
-        NAME(pool)(batch, start + j, r, memory->mean, memory->var, shift, slopes[j], dvar_dvar, dvar_dmean);
+        NAME(pool)(batch, start + j, r, memory->mean, memory->var, shift, slopes[j], dvar_dvar, dvar_dmean,
+                   memory->differences);
         for (int64_t t = 0; t < r; t++) {
             all_dvar_dvar[t][j] = memory->dvar_dvar[t * c + start + j] = dvar_dvar[t];
             product[t * m * c + start + j] = dvar_dmean[t];
@@ -116,7 +132,7 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const 
         shift[t] = NAME(dot)(patch, weight + j * i, i) - mean_at[t * c + j];
         slope[t] = NAME(dot)(grad, weight + j * i, i) - var_at[t * c + j];
     }
-    NAME(pool)(batch, j, r, memory->mean, memory->var, shift, slope, dvar_dvar, dvar_dmean);
+    NAME(pool)(batch, j, r, memory->mean, memory->var, shift, slope, dvar_dvar, dvar_dmean, memory->differences);
     for (int64_t p = 0; p < i && r > 0; p++) jacobian[j * i + p] = dvar_dvar[0] * var_grad[j * i + p];
     for (int64_t t = 1; t < r; t++)
         for (int64_t p = 0; p < i; p++) jacobian[j * i + p] += dvar_dvar[t] * var_grad[(t * c + j) * i + p];
@@ -201,6 +217,9 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
     const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
     const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
     enum outcome outcome = DONE;
+    if (memory->differences != 0)
+        NAME(weigh)(r, memory->slots, memory->seen, memory->variogram, memory->count, (double)(batch->n * batch->s),
+                    memory->price, batch->step_weights, memory->weight_of_step, memory->share);
     if (r > 0) memcpy(memory->kept_rows, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
@@ -220,6 +239,9 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
     if (!NAME(is_finite)(batch->today_var, c)) return NOT_FINITE;
     for (int64_t j = 0; j < c; j++)
         if (!isfinite((REAL)(batch->var[j] * batch->bessel))) return NOT_FINITE;
+    if (memory->differences != 0)
+        NAME(average_in)(c, r, memory->slots, memory->seen, memory->differences, memory->rate, memory->variogram,
+                         memory->next_variogram);
     if (memory->next_rows != 0)
         outcome = sampled ? NAME(keep_samples)(tables, batch, memory, threads)
                           : NAME(keep_gradients)(tables, batch, memory, threads);
@@ -255,5 +277,6 @@ void NAME(remember)(const struct NAME(batch) *batch, const struct NAME(memory) *
         NAME(fill)(memory->var_grad, slot, memory->next_var_grad, 1, 1, c * memory->i);
         NAME(fill)(memory->var_at, slot, memory->next_var_at, 1, 1, c);
     }
+    if (memory->differences != 0) NAME(fill)(memory->variogram, 0, memory->next_variogram, 1, 1, memory->slots);
     *memory->num_steps += 1;
 }
