@@ -12,8 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import crossbn
+from crossbn.nn import calls
 from tests.nn.test_oracle import functional_form
 from tests.reference.cross_iteration import ReferenceNorm
+
+
+@pytest.fixture(autouse=True, params=[0, 2**15], ids=["by a hook", "by autograd"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large weights' gradients are added by a hook on the convolution, small ones' by autograd."""
+    monkeypatch.setattr(calls, "_LARGE_WEIGHT", request.param)
 
 
 class OfPositions(nn.Linear):

@@ -15,6 +15,7 @@ from crossbn.torch_internals import has_hooks, is_freed
 
 Shape = tuple[int, ...]
 _KEY = "crossbn"
+_LARGE_WEIGHT = 2**15  # below, adding two gradients costs less than a hook
 
 
 class Call:
@@ -144,8 +145,14 @@ class ConvolutionCall(NodeCall):
 
     def hook(self) -> WeightGradientHook | None:
         """Return where to add to the gradient of the weight, one for all norms that read the call."""
-        is_rows = self.is_seen and not self.geometry.transposed
-        return WeightGradientHook.on(self.node) if is_rows and self.is_trained else None
+        if (
+            self.weight is None
+            or self.weight.numel() < _LARGE_WEIGHT
+            or self.geometry.transposed
+            or not self.is_trained
+        ):
+            return None
+        return WeightGradientHook.on(self.node)
 
 
 @functools.lru_cache(4096)
