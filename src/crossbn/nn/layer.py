@@ -302,7 +302,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 part = x.detach()[:, start : start + segment.channels]
                 segment.history.move_(part)
                 if segment.storage is not None:
-                    segment.history.fit_(segment.storage.shapes(self.num_features, part.numel() // segment.channels))
+                    segment.history.fit_(segment.storage.shapes(segment.channels, part.numel() // segment.channels))
                 operands, bias = segment.operands(part, calls)
                 rest = segment.history.past(), self.burnt, segment.storage, segment.settings, is_complete, remember
                 found = [compiled.step(part, operands, bias, *rest)]
