@@ -141,3 +141,31 @@ def test_recall(steps: int, decay: float, kept: list[float], weights: list[float
     assert all_weights is not None
     assert all_weights[: len(kept)].tolist() == (weights if weights is not None else [1.0] * len(kept))
     assert not all_weights[len(kept) :].any()
+
+
+@pytest.mark.parametrize("flag", ["theirs", "finite", "pooling"])
+def test_flags_that_are_not_looked_at(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a step that is not to be pooled is told by a tensor: it is BatchNorm's, and not remembered."""
+    trained = Trained(nn.Conv2d(3, 4, 3, bias=False), (3, 6, 6))
+    for _ in range(3):
+        outcome = reference.step(trained.inputs(2), trained.history.past(), trained.storage, trained.settings)
+        assert outcome.commit is not None
+        outcome.commit()
+        trained.move()
+    no, inputs = torch.tensor(False), trained.inputs(2)
+    assert trained.storage is not None
+    remember = trained.storage.remember
+    if flag == "theirs":
+        monkeypatch.setattr(trained.storage, "remember", lambda seen: (remember(seen)[0], no))
+    inputs = inputs._replace(**{flag: no}) if flag != "theirs" else inputs
+    past = trained.history.past()._replace(is_readable=False)
+    before = {name: tensor.clone() for name, tensor in trained.history.state()}
+    found = reference.step(inputs, past, trained.storage, trained.settings)
+    assert found.commit is not None
+    found.commit()
+    mean, var = C.batch_moments(inputs.x)
+    torch.testing.assert_close(found.statistics.mean, mean)
+    torch.testing.assert_close(found.statistics.var, var)
+    torch.testing.assert_close(found.statistics.share, torch.ones_like(found.statistics.share))
+    for name, tensor in trained.history.state():
+        assert torch.equal(tensor, before[name]), name
