@@ -157,7 +157,10 @@ def test_flags_that_are_not_looked_at(flag: str, monkeypatch: pytest.MonkeyPatch
     remember = trained.storage.remember
     if flag == "theirs":
         monkeypatch.setattr(trained.storage, "remember", lambda seen: (remember(seen)[0], no))
-    inputs = inputs._replace(**{flag: no}) if flag != "theirs" else inputs
+    elif flag == "finite":
+        inputs = inputs._replace(finite=no)
+    else:
+        inputs = inputs._replace(pooling=no)
     past = trained.history.past()._replace(is_readable=False)
     before = {name: tensor.clone() for name, tensor in trained.history.state()}
     found = reference.step(inputs, past, trained.storage, trained.settings)
