@@ -1,6 +1,7 @@
 """A compiled training step: one graph, no break, no recompilation, the losses of eager."""
 
 import itertools
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -104,3 +105,33 @@ def test_eager_steps_may_follow_compiled_ones(native: bool) -> None:
     with nullcontext() if native else library.switched_off():
         expected, _ = train(eager, eager, steps=12)
         assert train(mixed, call, steps=12)[0] == pytest.approx(expected, rel=1e-9)
+
+
+class Functional(nn.Module):
+    """A convolution without a module of its own, whose norm is pending until an eager step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.norm = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(torch.nn.functional.conv2d(x, self.weight))
+        return out
+
+
+def test_what_stays_plain_is_said() -> None:
+    """Once, when it is compiled; the output is BatchNorm's, bit for bit."""
+    torch.manual_seed(0)
+    model, plain, x = Functional(), Functional(), torch.randn(2, 3, 6, 6)
+    plain.load_state_dict(model.state_dict())
+    report = crossbn.convert_(model, window=3)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.warns(
+        crossbn.ConversionWarning, match="pending: plain BatchNorm in compiled steps: pairing has found no"
+    ):
+        first = compiled(x)
+    assert torch.equal(first, plain(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(compiled(x), plain(x))
+    assert [(record.name, record.reason[:26]) for record in report.left] == [("norm", "pairing has found no opera")]

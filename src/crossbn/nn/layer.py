@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.functional import Settings
-from crossbn.messages import say
+from crossbn.messages import say, say_while_compiling
 from crossbn.nn.batch_norm import GuardedBatchNorm
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput, make_feed
 from crossbn.nn.producer import Producer
@@ -291,6 +291,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             return self._batch_norm(x, update=True)
         inputs = self.feeds.held(self.feeds.main, x)
         if isinstance(inputs, Plain):
+            self.plain_reason = inputs.reason
+            who = f"{self.label}: " if inputs.surprising else "norms that the report has as pending: "
+            say_while_compiling(f"{who}plain BatchNorm in compiled steps: {inputs.reason}")
             return self._batch_norm(x, update=True)
         remember, statistics, start = torch.is_grad_enabled(), [], 0
         for segment, calls, is_complete in inputs:
