@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Settings
-from crossbn.nn.calls import ConvolutionCall
+from crossbn.nn.calls import convolution_call
 from crossbn.nn.graph import Part, read_calls
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Calls, Operator, Segment
@@ -193,7 +193,7 @@ class Feeds:
 def _usual(feed: Feed, x: Tensor) -> list[SegmentInput] | None:
     """Return what `_align` would, if one convolution feeds the norm, as it did before: without looking further."""
     if len(feed) == 1 and type(x.grad_fn).__name__ == "ConvolutionBackward0":
-        call = ConvolutionCall(x.grad_fn, tuple(x.shape))
+        call = convolution_call(x.grad_fn, tuple(x.shape))
         calls = feed[0].align((call,))
         if calls is not None:
             return [SegmentInput(feed[0], calls, call.is_whole)]

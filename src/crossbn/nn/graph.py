@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from crossbn.nn.calls import AddmmCall, ConvolutionCall, NodeCall
+from crossbn.nn.calls import Call, convolution_call, linear_call
 
 Shape = tuple[int, ...]
 
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     """What feeds a run of channels."""
 
     channels: int
-    calls: tuple[NodeCall, ...]
+    calls: tuple[Call, ...]
     """Summed into it; none if it has no linear operator."""
     complete: bool
     """Whether the channels are nothing but that sum."""
@@ -95,11 +95,11 @@ def _follow(place: _Place) -> list[Part]:
         place = moved
 
 
-def _call(name: str, place: _Place) -> NodeCall | None:
+def _call(name: str, place: _Place) -> Call | None:
     if name == "ConvolutionBackward0" and place.layout is _Layout.IMAGE:
-        return ConvolutionCall(place.node, place.shape)
+        return convolution_call(place.node, place.shape)
     if name in ("AddmmBackward0", "MmBackward0") and len(place.shape) == 2:
-        return AddmmCall.of(place.node, place.shape, place.x.shape)
+        return linear_call(place.node, place.shape, tuple(place.x.shape))
     return None
 
 
@@ -172,7 +172,7 @@ def _operand(node: Any, index: int) -> tuple[Any, int, Shape]:
 def _sum(place: _Place) -> list[Part]:
     if place.node._saved_alpha != 1:
         return place.opaque("after a weighted add")
-    calls: list[NodeCall] = []
+    calls: list[Call] = []
     biases: list[Tensor] = []
     complete = True
     for i in range(2):

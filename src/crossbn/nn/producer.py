@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from crossbn.functional import Geometry, geometry_of
-from crossbn.nn.calls import SeenCall
+from crossbn.nn.calls import Call
 from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
 
 
@@ -19,7 +19,7 @@ class _Latest(threading.local):
     """The latest call of a thread, the weight that it read, and how many norms have not seen it yet."""
 
     def __init__(self) -> None:
-        self.call: SeenCall | None = None
+        self.call: Call | None = None
         self.glimpse: tuple[weakref.ref[Tensor], tuple[int, ...]] | None = None
         """Input and output sizes of a call that the graph shows, and keeps alive, as well."""
         self.weight: Tensor | None = None
@@ -79,7 +79,7 @@ class Producer:
             if not torch.compiler.is_compiling():
                 self.geometry = geometry_of(module)  # which may have been changed
             weight, bias = self.weight if latest.weight is None else latest.weight, self.bias
-            latest.call = SeenCall(self.geometry, y.detach(), weight, bias, tuple(output.shape[2:]))
+            latest.call = self._call(y, weight, bias, output.shape[2:])
             if self.copies and not torch.compiler.is_compiling() and isinstance(weight, nn.Parameter):
                 latest.call.trained = weight, bias
                 latest.call.weight = weight.detach().clone()
@@ -88,6 +88,10 @@ class Producer:
             latest.weight = None
         elif module.training and not backward_is_running():
             latest.glimpse, latest.unread = (weakref.ref(y), output.shape[2:]), sum(fed.readers for fed in self.fed)
+
+    def _call(self, y: Tensor, weight: Tensor, bias: Tensor | None, output_sizes: tuple[int, ...]) -> Call:
+        parameter = weight if isinstance(weight, nn.Parameter) else None
+        return Call(output_sizes, parameter).see(self.geometry, y.detach(), weight, bias)
 
     def _is_to_be_held(self, output: Tensor) -> bool:
         if torch.compiler.is_compiling():
@@ -109,16 +113,16 @@ class Producer:
             fed.forget()
 
     @property
-    def call(self) -> SeenCall | None:
+    def call(self) -> Call | None:
         """The latest call, if a hook has held it."""
         return self._latest.call
 
-    def recall(self) -> SeenCall | None:
+    def recall(self) -> Call | None:
         """Return the latest call, also if the graph shows it: for norms that run where there is no graph."""
         latest = self._latest
         if latest.call is None and latest.glimpse is not None and (y := latest.glimpse[0]()) is not None:
             weight = self.weight if latest.weight is None else latest.weight
-            latest.call = SeenCall(self.geometry, y.detach(), weight, self.bias, latest.glimpse[1])
+            latest.call = self._call(y, weight, self.bias, latest.glimpse[1])
         return latest.call
 
     def finish_step(self) -> None:

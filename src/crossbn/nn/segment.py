@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Geometry, Settings
-from crossbn.nn.calls import Call, NodeCall
+from crossbn.nn.calls import Call
 from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
 from crossbn.ops import reference
@@ -313,11 +313,12 @@ class WeightUnknown(Exception):  # noqa: N818  # not an error: the norm is plain
 
 def _complete(call: Call, operator: Operator) -> None:
     """Let a hook on the module tell what the graph does not show."""
-    if not isinstance(call, NodeCall) or operator.producer is None:
+    if call.node is None or operator.producer is None:
         return
     operator.producer.copies = call.is_freed
     if not call.is_seen:
         # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
         held = operator.producer.recall()
         if held is not None and held.output_sizes == call.output_sizes:
-            call.see(held)
+            assert held.y is not None and held.weight is not None
+            call.see(held.geometry, held.y, held.weight, held.bias).trained = held.trained
