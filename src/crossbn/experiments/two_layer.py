@@ -28,7 +28,7 @@ from crossbn import functional as C  # the library's F
 from crossbn.convert import cross_iteration_norms
 from crossbn.functional import Geometry, Settings
 from crossbn.nn import CrossIterBatchNorm
-from crossbn.nn.calls import Call
+from crossbn.pairing.calls import Call
 from crossbn.nn.feeds import make_feed
 from crossbn.nn.recompute import Pass, current_pass, may_be_recomputed
 from crossbn.nn.segment import Calls, Operator, Segment

@@ -57,20 +57,19 @@ class GuardedBatchNorm(BatchNormBase):
             ops.take_over(*moved, running)
         return y
 
-    def _move_running(
-        self, mean: Tensor, var: Tensor, bessel: float | Tensor, has_variance: Flag, finite: Flag
-    ) -> None:
-        """Move the running statistics towards `mean` and, where it `has_variance`, `bessel * var`, if `finite`."""
+    def _move_running(self, found: ops.Statistics) -> None:
+        """Move the running statistics towards the mean and, where there is one, the unbiased variance, if all is finite."""
         running = self._running
-        if running is None or finite is False:
+        if running is None or found.finite is False:
             return
         # None is for a cumulative average.
-        momentum = 1 / (running[2] + 1).to(mean.dtype) if self.momentum is None else self.momentum
-        moved_mean = _moved(running[0], mean, momentum)
-        moved_var = _moved(running[1], var * bessel, momentum)
-        if has_variance is not True:  # A lone position has no variance: nothing is learnt from it.
-            moved_var = torch.where(torch.as_tensor(has_variance, device=moved_var.device), moved_var, running[1])
-        ops.take_over(moved_mean, moved_var, running, finite)
+        momentum = 1 / (running[2] + 1).to(found.mean.dtype) if self.momentum is None else self.momentum
+        moved_mean = _moved(running[0], found.mean, momentum)
+        moved_var = _moved(running[1], found.var * found.bessel, momentum)
+        if found.has_variance is not True:  # A lone position has no variance: nothing is learnt from it.
+            has_variance = torch.as_tensor(found.has_variance, device=moved_var.device)
+            moved_var = torch.where(has_variance, moved_var, running[1])
+        ops.take_over(moved_mean, moved_var, running, found.finite)
 
 
 def _moved(running: Tensor, target: Tensor, momentum: float | Tensor) -> Tensor:

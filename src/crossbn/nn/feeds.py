@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Settings
-from crossbn.nn.calls import convolution_call
-from crossbn.nn.graph import Part, read_calls
+from crossbn.pairing.calls import convolution_call
+from crossbn.pairing.graph import Part, read_calls
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Calls, Operator, Segment
 

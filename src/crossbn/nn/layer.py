@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -57,6 +58,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     feeds: Feeds
     plain_reason: str | None
     """Why the norm was BatchNorm at its latest plain step."""
+    torch_type: type[BatchNormBase] = nn.SyncBatchNorm
+    """Of torch's norms only this one takes any rank."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         self.settings = settings
         self.label = label or type(self).__name__
         self.burnt = torch.zeros((), dtype=torch.int64, device="cpu")  # read by Python, never by a kernel
-        self.feeds = Feeds(settings, unpaired, self.label, partial(_like, self))
+        self.feeds = Feeds(settings, unpaired, self.label, functools.partial(_like, self))
         self.plain_reason = None
         self._recompute_cache = RecomputeCache()
         self._said: set[str] = set()
@@ -99,8 +102,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     @classmethod
     def plain_type(cls) -> type[BatchNormBase]:
-        """Return the norm that this one stands for; of torch's, only SyncBatchNorm takes any rank."""
-        return nn.SyncBatchNorm
+        """Return the norm that this one stands for."""
+        return cls.torch_type
 
     def attach_(self, *producers: nn.Module) -> CrossIterBatchNorm:
         """Name the convolution, transposed convolution or linear layer whose output is normalized.
@@ -149,11 +152,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if inside_functorch() or is_tracing():
             self._say(Plain("inside a transform of torch.func, or traced", self.settings.window > 1))
             return super().forward(x)
-        run = current_pass()
+        run, settings = current_pass(), self.settings
         if run is Pass.RECOMPUTE and (record := self._recompute_cache.find(ops.moments(x.detach())[0])) is not None:
             return self._repeat(x, record)
-        statistics, feed = None, self.feeds.main
-        settings = self.settings
+        statistics: list[ops.Statistics] | None = None
+        feed: Feed = ()
         in_burn_in = settings.window == 1 or (settings.burn_in > 0 and int(self.burnt) < settings.burn_in)
         if in_burn_in and settings.active_group is None:
             y = self._batch_norm(x, update=True)
@@ -184,7 +187,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         outcomes: list[ops.Outcome] = []
         if isinstance(inputs, list):
             try:
-                outcomes = self._outcomes(x, inputs, training, pooling)
+                outcomes = self._outcomes(x.detach(), inputs, training, pooling)
             except WeightUnknown:
                 inputs = Plain("the weight of its operator is computed, and cannot be seen here", surprising=True)
             except ops.NotTheOperatorsOutput:
@@ -196,12 +199,12 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 return self._batch_norm(x, update=True), None, ()
             alone = Segment(self.num_features, (), self.settings, _like(self), pooled=False)
             inputs = [SegmentInput(alone, (), False)]
-            outcomes = self._outcomes(x, inputs, False, pooling)
+            outcomes = self._outcomes(x.detach(), inputs, False, pooling)
         statistics = [outcome.statistics for outcome in outcomes]
         output = outcomes[0].output
         y = self._normalize(x, inputs, statistics, output)
         if output is None:  # else they have moved already
-            self._update_running(statistics)
+            self._move_running(_joined(statistics))
         for outcome in outcomes:
             if outcome.commit is not None:
                 at_end_of_forward(outcome.commit)
@@ -219,26 +222,25 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if remember and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
             remember = False
             self._say(Plain("no step is remembered: the input of its operator cannot be seen", surprising=True))
-        x, found = x.detach(), [_shared(each) for each in inputs]
-        norm, finite = None, cast(C.Flag, True)
-        parts, moments = [x], cast(list[tuple[Tensor, Tensor] | None], [None] * len(inputs))
+        parts, found, norm, finite = [x], [_shared(each) for each in inputs], None, cast(C.Flag, True)
+        moments: list[tuple[Tensor, Tensor] | None] = [None]
         if len(inputs) == 1:
             norm = self._norm_tensors()
         else:  # whether the moments of one segment are finite is not enough to know
             parts = list(x.split([segment.channels for segment, _, _ in inputs], 1))
             moments = [ops.moments(part) if known is None else None for part, known in zip(parts, found, strict=True)]
             finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
-        outcomes = []
-        for each, part, moment, outcome in zip(inputs, parts, moments, found, strict=True):
-            if outcome is None:
-                segment, calls, is_complete = each
-                segment.history.move_(part)
-                operands, bias = segment.operands(part, calls)
-                step_inputs = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)
-                outcome = ops.step(step_inputs, segment.history.past(), segment.storage, segment.settings)
-                _share(each, outcome)
-            outcomes.append(outcome)
-        return outcomes
+        for i, (segment, calls, is_complete) in enumerate(inputs):
+            if found[i] is None:
+                segment.history.move_(parts[i])
+                operands, bias = segment.operands(parts[i], calls)
+                today = ops.StepInputs(
+                    parts[i], moments[i], finite, operands, bias, is_complete, pooling, remember, norm
+                )
+                found[i] = outcome = ops.step(today, segment.history.past(), segment.storage, segment.settings)
+                if segment.readers > 1 and len(calls) == 1 and calls[0] is not None:
+                    calls[0].shared()[segment] = outcome._replace(commit=None, output=None)
+        return cast(list[ops.Outcome], found)
 
     def _norm_tensors(self) -> ops.NormTensors | None:
         running = self._running
@@ -260,30 +262,17 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
             if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
                 aligned = calls or [None] * len(segment.operators)
-                geometries = tuple(operator.geometry for operator in segment.operators)
+                geometries = tuple(each.geometry for each in segment.operators)
                 hooks = tuple(None if call is None or not has_graph else call.hook() for call in aligned)
                 runs.append(Run(start, start + segment.channels, geometries, each.dependence, hooks))
-                for operator, call in zip(segment.operators, aligned, strict=True):
-                    operands += operator.trained(call) if has_graph else (None, None)
+                for one, call in zip(segment.operators, aligned, strict=True):
+                    operands += one.trained(call) if has_graph else (None, None)
             start += segment.channels
-        mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
-        share = _joined([each.share for each in statistics], statistics)
+        joint = _joined(statistics)
         group = self.settings.active_group
-        count = None if group is None else torch.as_tensor(statistics[0].positions, device=x.device)
-        context = Context(share, self.eps, self.label, group, count, output, tuple(runs))
-        return normalize(x, mean, var, self.weight, self.bias, context, operands)
-
-    @torch.no_grad()
-    def _update_running(self, statistics: Sequence[ops.Statistics]) -> None:
-        mean, var = _joined([each.mean for each in statistics]), _joined([each.var for each in statistics])
-        finite, bessel, has_variance = statistics[0].finite, statistics[0].bessel, statistics[0].has_variance
-        if len(statistics) > 1:
-            bessels = [torch.as_tensor(each.bessel, dtype=mean.dtype, device=mean.device) for each in statistics]
-            flags = [torch.as_tensor(each.has_variance, device=mean.device) for each in statistics]
-            bessel, has_variance = _joined(bessels, statistics), _joined(flags, statistics)
-            for each in statistics[1:]:
-                finite = finite & each.finite
-        self._move_running(mean, var, bessel, has_variance, finite)
+        count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
+        context = Context(joint.share, self.eps, self.label, group, count, output, tuple(runs))
+        return normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
 
     def _compiled_forward(self, x: Tensor) -> Tensor:
         """Do the same in a graph of torch.compile: each segment's step is one operator, which it does not look into."""
@@ -315,7 +304,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if remember and self.settings.burn_in:
             self._count_burn_in()
         y = self._normalize(x, inputs, statistics)
-        self._update_running(statistics)
+        self._move_running(_joined(statistics))
         return y
 
     def train(self, mode: bool = True) -> CrossIterBatchNorm:
@@ -384,52 +373,38 @@ def _shared(each: SegmentInput) -> ops.Outcome | None:
     return found
 
 
-def _share(each: SegmentInput, outcome: ops.Outcome) -> None:
-    segment, calls, _ = each
-    if segment.readers > 1 and len(calls) == 1 and calls[0] is not None:
-        calls[0].shared()[segment] = outcome._replace(commit=None, output=None)
+def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
+    """Put the statistics of segments side by side; what is one number for a segment is repeated for its channels."""
+    first = statistics[0]
+    if len(statistics) == 1:
+        return first
 
+    def side_by_side(values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+        tensors = [torch.as_tensor(value, dtype=dtype, device=first.mean.device) for value in values]
+        return torch.cat([each.expand_as(part.mean) for each, part in zip(tensors, statistics, strict=True)])
 
-def _joined(parts: Sequence[Tensor], statistics: Sequence[ops.Statistics] = ()) -> Tensor:
-    """Put the segments' values side by side; those that are one number per segment are repeated."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(
-        [part.expand_as(each.mean) for part, each in zip(parts, statistics, strict=True)] if statistics else list(parts)
-    )
+    means, variances, shares, bessels, has_variance, _, finite, _ = zip(*statistics, strict=True)
+    numbers = [side_by_side(each, first.mean.dtype) for each in (means, variances, shares, bessels)]
+    all_finite = functools.reduce(operator.and_, finite)
+    return ops.Statistics(*numbers, side_by_side(has_variance, torch.bool), first.positions, all_finite, None)
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):
     """`CrossIterBatchNorm` for input [N, C] or [N, C, L]."""
 
-    rank = (2, 3)
-
-    @classmethod
-    def plain_type(cls) -> type[BatchNormBase]:
-        """Return torch's norm."""
-        return nn.BatchNorm1d
+    rank, torch_type = (2, 3), nn.BatchNorm1d
 
 
 class CrossIterBatchNorm2d(CrossIterBatchNorm):
     """`CrossIterBatchNorm` for input [N, C, H, W]."""
 
-    rank = (4,)
-
-    @classmethod
-    def plain_type(cls) -> type[BatchNormBase]:
-        """Return torch's norm."""
-        return nn.BatchNorm2d
+    rank, torch_type = (4,), nn.BatchNorm2d
 
 
 class CrossIterBatchNorm3d(CrossIterBatchNorm):
     """`CrossIterBatchNorm` for input [N, C, D, H, W]."""
 
-    rank = (5,)
-
-    @classmethod
-    def plain_type(cls) -> type[BatchNormBase]:
-        """Return torch's norm."""
-        return nn.BatchNorm3d
+    rank, torch_type = (5,), nn.BatchNorm3d
 
 
 class CrossIterBatchNormAct2d(CrossIterBatchNorm2d):

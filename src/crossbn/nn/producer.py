@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from crossbn.functional import Geometry, geometry_of
-from crossbn.nn.calls import Call
+from crossbn.pairing.calls import Call
 from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Geometry, Settings
-from crossbn.nn.calls import Call
+from crossbn.pairing.calls import Call
 from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
 from crossbn.ops import reference

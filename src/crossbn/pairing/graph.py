@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from crossbn.nn.calls import Call, convolution_call, linear_call
+from crossbn.pairing.calls import Call, convolution_call, linear_call
 
 Shape = tuple[int, ...]
 
