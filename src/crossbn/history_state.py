@@ -6,7 +6,7 @@ A state has plain tensors, by names of three parts: the norm, the place of a seg
 |---|---|
 | norm/burnt | progress of burn-in |
 | norm/0/mean, norm/0/pushed, ... | what the first segment of the norm remembers |
-| norm/0/layout | what it is of, see `nn.layout`; files of before have none |
+| norm/0/layout | what it is of, see `history_layout`; files of before have none |
 | norm/stream#1#0/0/mean | the same at another call site: its stream, the number of the call, and of the choice |
 | norm/0/of | the segment is that of another norm: its name, as bytes |
 """
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
+from crossbn.history_layout import layout_of, misfit, mismatch, segment_of
 from crossbn.nn import CrossIterBatchNorm
 from crossbn.nn.feeds import make_feed
-from crossbn.nn.layout import layout_of, mismatch, segment_of
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Segment
 
@@ -74,14 +74,14 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     saved = {owner: part for owner, part in parts.items() if owner not in norms and "of" not in part}
     for owner, part in saved.items():
         segment, layout = made.get(owner) or present[owner], part.pop("layout", None)
-        problem = segment.history.mismatch(part) or (None if layout is None else mismatch(segment, layout))
+        problem = misfit(segment.history, part) or (None if layout is None else mismatch(segment, layout))
         if problem is not None:
             raise ValueError(f"{owner}: {problem}")
     forgotten = []
     for owner, segment in present.items():
         if owner not in parts and _is_first(owner, segment, present):
             if segment.producers:
-                raise ValueError(f"{owner}: {segment.history.mismatch({})}")
+                raise ValueError(f"{owner}: {misfit(segment.history, {})}")
             forgotten.append(segment)
     for segment in forgotten:
         segment.forget()

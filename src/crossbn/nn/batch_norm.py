@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crossbn import ops
-from crossbn.functional import Flag
 from crossbn.torch_internals import BatchNormBase
 
 
@@ -58,7 +57,7 @@ class GuardedBatchNorm(BatchNormBase):
         return y
 
     def _move_running(self, found: ops.Statistics) -> None:
-        """Move the running statistics towards the mean and, where there is one, the unbiased variance, if all is finite."""
+        """Move the running statistics towards the mean and the unbiased variance, where there is one, if finite."""
         running = self._running
         if running is None or found.finite is False:
             return

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Settings
-from crossbn.pairing.calls import convolution_call
-from crossbn.pairing.graph import Part, read_calls
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Calls, Operator, Segment
+from crossbn.pairing.calls import convolution_call
+from crossbn.pairing.graph import Part, read_calls
 
 _MOST_ALTERNATIVES = 4
 Feed = tuple[Segment, ...]

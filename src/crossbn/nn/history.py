@@ -114,24 +114,6 @@ class History:
         yield "pushed", self.num_steps
         yield from self.rings.items()
 
-    def mismatch(self, state: Mapping[str, Tensor]) -> str | None:
-        """Say what keeps `state` from being loaded, if anything."""
-        own = dict(self.state())
-        if (different := own.keys() ^ state.keys()) == set(BY_AGE):
-            kinds = ("equal", "auto") if different <= own.keys() else ("auto", "equal")
-            return 'the saved history is of weights="{}", this one of weights="{}"'.format(*kinds)
-        if different:
-            return f"the saved history and this one do not share {', '.join(sorted(different))}"
-        for name, value in own.items():
-            saved = state[name].shape
-            if name == "mean" and saved[:1] != value.shape[:1]:
-                return f"the saved history is of window {saved[0] + 1}, this one of window {self.slots + 1}"
-            # Samples are as many as the largest batch so far needed.
-            sampled = name.endswith(SAMPLES)
-            if saved[:1] + saved[2:] != value.shape[:1] + value.shape[2:] if sampled else saved != value.shape:
-                return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"
-        return _nonsense_in(state)
-
     def load_(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` yielded."""
         for name, saved in state.items():
@@ -141,25 +123,3 @@ class History:
         for name, value in self.state():
             if not name.endswith(SAMPLES):
                 value.copy_(state[name])
-
-
-_MOST_STEPS = 2**53
-"""More than any training has, and a number that every type of numbers can count to."""
-
-
-def _nonsense_in(state: Mapping[str, Tensor]) -> str | None:
-    """Say what no history can hold, if `state` does."""
-    num_steps = state["pushed"]
-    if num_steps.dtype is not torch.int64 or not 0 <= int(num_steps) <= _MOST_STEPS:
-        return f"pushed must be an int64 from 0 on, got {num_steps}"
-    widths = {name: tensor.shape[1] for name, tensor in state.items() if name.endswith(SAMPLES)}
-    if len(set(widths.values())) > 1:
-        return f"the samples of a step differ in number: {widths}"
-    for name, tensor in state.items():
-        if name != "pushed" and not tensor.is_floating_point():
-            return f"{name} must be of a floating type, got {tensor.dtype}"
-        if not tensor.isfinite().all():
-            return f"{name} is not finite"
-        if name in ("var", "count", *BY_AGE) and (tensor < 0).any():
-            return f"{name} is below 0"
-    return None

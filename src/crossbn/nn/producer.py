@@ -68,40 +68,37 @@ class Producer:
         return self._known if self.copies else self.module._parameters.get("weight")
 
     def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        if not torch.compiler.is_compiling():
+        latest, compiling = self._latest, torch.compiler.is_compiling()
+        latest.call = latest.glimpse = None
+        if not compiling:
             used = module._parameters.get("weight")
             if used is not self._known:  # another object: by surgery, or by FSDP, and then perhaps for a moment only
                 self._known, self.copies = used, True
-        latest = self._latest
-        latest.call = latest.glimpse = None
+            if not module.training or backward_is_running():
+                return
         y: Tensor = args[0] if args else kwargs["input"]
-        if self._is_to_be_held(output):
-            if not torch.compiler.is_compiling():
-                self.geometry = geometry_of(module)  # which may have been changed
-            weight, bias = self.weight if latest.weight is None else latest.weight, self.bias
-            latest.call = self._call(y, weight, bias, output.shape[2:])
-            if self.copies and not torch.compiler.is_compiling() and isinstance(weight, nn.Parameter):
-                latest.call.trained = weight, bias
-                latest.call.weight = weight.detach().clone()
-                latest.call.bias = None if bias is None else bias.detach().clone()
-            latest.unread = sum(fed.readers for fed in self.fed)
-            latest.weight = None
-        elif module.training and not backward_is_running():
-            latest.glimpse, latest.unread = (weakref.ref(y), output.shape[2:]), sum(fed.readers for fed in self.fed)
+        latest.unread = sum([fed.readers for fed in self.fed])
+        if not compiling and self._graph_shows(output):
+            latest.glimpse = weakref.ref(y), output.shape[2:]
+            return
+        if not compiling:
+            self.geometry = geometry_of(module)  # which may have been changed
+        weight, bias = self.weight if latest.weight is None else latest.weight, self.bias
+        latest.call, latest.weight = self._call(y, weight, bias, output.shape[2:]), None
+        if self.copies and not compiling and isinstance(weight, nn.Parameter):
+            latest.call.trained = weight, bias
+            latest.call.weight = weight.detach().clone()
+            latest.call.bias = None if bias is None else bias.detach().clone()
 
     def _call(self, y: Tensor, weight: Tensor, bias: Tensor | None, output_sizes: tuple[int, ...]) -> Call:
         parameter = weight if isinstance(weight, nn.Parameter) else None
         return Call(output_sizes, parameter).see(self.geometry, y.detach(), weight, bias)
 
-    def _is_to_be_held(self, output: Tensor) -> bool:
-        if torch.compiler.is_compiling():
-            return True
-        if not self.module.training or backward_is_running():
-            return False
+    def _graph_shows(self, output: Tensor) -> bool:
         if self.always or self.copies or not output.requires_grad or saved_tensor_hooks() is not None:
-            return True
+            return False
         parameter = self.parameter
-        return parameter is not None and not parameter.requires_grad
+        return parameter is None or parameter.requires_grad
 
     def _see_weight(self, *call: Any) -> None:
         # The weight that this forward used: computing it again would be slower and, for spectral

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -35,7 +34,8 @@ class _Forward:
         self.scope = scope
         self.handled = sys.exc_info()[1]
         """The exception that was being handled when it began: a retry after a failure, perhaps."""
-        self.calls: Counter[tuple[int, str]] = Counter()
+        self.calls: dict[tuple[int, str], int] = {}
+        """The number of each norm's latest call in each stream."""
         self.at_end: list[Callable[[], None]] = []
 
 
@@ -114,8 +114,8 @@ def next_call(norm: object) -> CallSite:
     stream, forward = _local.stream, _local.forward
     if forward is None:
         return CallSite(stream)
-    number = forward.calls[id(norm), stream]
-    forward.calls[id(norm), stream] += 1
+    key = id(norm), stream
+    number = forward.calls[key] = forward.calls.get(key, -1) + 1
     return CallSite(stream, number)
 
 

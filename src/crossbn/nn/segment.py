@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Geometry, Settings
-from crossbn.pairing.calls import Call
 from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
 from crossbn.ops import reference
+from crossbn.pairing.calls import Call
 
 Calls = Sequence[Call | None]
 """One for each operator of a segment; None for a branch that is left out. Empty where nothing is known of the calls."""
@@ -320,5 +320,5 @@ def _complete(call: Call, operator: Operator) -> None:
         # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
         held = operator.producer.recall()
         if held is not None and held.output_sizes == call.output_sizes:
-            assert held.y is not None and held.weight is not None
-            call.see(held.geometry, held.y, held.weight, held.bias).trained = held.trained
+            call.geometry, call.y, call.weight, call.bias = held.geometry, held.y, held.weight, held.bias
+            call.trained = held.trained

@@ -1,5 +1,7 @@
 """What a saved history is of: settings and operators of its segment, as numbers, so that a file says what it fits.
 
+Whatever a file holds is looked at before anything is taken from it.
+
 | numbers | what |
 |---|---|
 | version, order, sync, 1, narrow | of the format; settings that decide what a step's numbers mean |
@@ -10,10 +12,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from crossbn.functional import Geometry, Settings
+from crossbn.functional import BY_AGE, SAMPLES, Geometry, Settings
+from crossbn.nn.history import History
 from crossbn.nn.segment import Operator, Segment
 
 _VERSIONS = {"equal": 1, "auto": 2}
@@ -61,3 +66,44 @@ def segment_of(layout: Tensor, settings: Settings, like: Tensor, label: str) -> 
 
 def _of_settings(settings: Settings) -> list[int]:
     return [_VERSIONS[settings.weights], settings.order, settings.sync, 1, settings.history_dtype is not None]
+
+
+def misfit(history: History, state: Mapping[str, Tensor]) -> str | None:
+    """Say what keeps `state` from being loaded into `history`, if anything."""
+    own = dict(history.state())
+    if (different := own.keys() ^ state.keys()) == set(BY_AGE):
+        kinds = ("equal", "auto") if different <= own.keys() else ("auto", "equal")
+        return 'the saved history is of weights="{}", this one of weights="{}"'.format(*kinds)
+    if different:
+        return f"the saved history and this one do not share {', '.join(sorted(different))}"
+    for name, value in own.items():
+        saved = state[name].shape
+        if name == "mean" and saved[:1] != value.shape[:1]:
+            return f"the saved history is of window {saved[0] + 1}, this one of window {history.slots + 1}"
+        # Samples are as many as the largest batch so far needed.
+        sampled = name.endswith(SAMPLES)
+        if saved[:1] + saved[2:] != value.shape[:1] + value.shape[2:] if sampled else saved != value.shape:
+            return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"
+    return _nonsense_in(state)
+
+
+_MOST_STEPS = 2**53
+"""More than any training has, and a number that every type of numbers can count to."""
+
+
+def _nonsense_in(state: Mapping[str, Tensor]) -> str | None:
+    """Say what no history can hold, if `state` does."""
+    num_steps = state["pushed"]
+    if num_steps.dtype is not torch.int64 or not 0 <= int(num_steps) <= _MOST_STEPS:
+        return f"pushed must be an int64 from 0 on, got {num_steps}"
+    widths = {name: tensor.shape[1] for name, tensor in state.items() if name.endswith(SAMPLES)}
+    if len(set(widths.values())) > 1:
+        return f"the samples of a step differ in number: {widths}"
+    for name, tensor in state.items():
+        if name != "pushed" and not tensor.is_floating_point():
+            return f"{name} must be of a floating type, got {tensor.dtype}"
+        if not tensor.isfinite().all():
+            return f"{name} is not finite"
+        if name in ("var", "count", *BY_AGE) and (tensor < 0).any():
+            return f"{name} is below 0"
+    return None
