@@ -16,9 +16,9 @@ from crossbn.nn.layer import (
     CrossIterBatchNorm3d,
     CrossIterBatchNormAct2d,
 )
-from crossbn.nn.producer import Producer
+from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.scope import Scope
-from crossbn.nn.segment import Operator, Segment
+from crossbn.nn.segment import Segment
 from crossbn.pairing import Pairing, find_pairs
 from crossbn.pairing import Segment as PairedSegment
 from crossbn.schedules import window_for

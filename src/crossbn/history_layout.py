@@ -19,7 +19,8 @@ from torch import Tensor
 
 from crossbn.functional import BY_AGE, SAMPLES, Geometry, Settings
 from crossbn.nn.history import History
-from crossbn.nn.segment import Operator, Segment
+from crossbn.nn.producer import Operator
+from crossbn.nn.segment import Segment
 
 _VERSIONS = {"equal": 1, "auto": 2}
 """By `Settings.weights`: only files with a variogram are of a kind that older releases do not know."""

@@ -29,8 +29,9 @@ from crossbn.convert import cross_iteration_norms
 from crossbn.functional import Geometry, Settings
 from crossbn.nn import CrossIterBatchNorm
 from crossbn.nn.feeds import make_feed
+from crossbn.nn.producer import Operator
 from crossbn.nn.recompute import Pass, current_pass, may_be_recomputed
-from crossbn.nn.segment import Calls, Operator, Segment
+from crossbn.nn.segment import Calls, Segment
 from crossbn.pairing import Pairing, find_pairs
 from crossbn.pairing.calls import Call
 from crossbn.torch_internals import backward_is_running, graph_break_rest

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Settings
+from crossbn.nn.producer import Operator
 from crossbn.nn.scope import CallSite
-from crossbn.nn.segment import Calls, Operator, Segment
+from crossbn.nn.segment import Calls, Segment
 from crossbn.pairing.calls import convolution_call
 from crossbn.pairing.graph import Part, read_calls
 

@@ -16,10 +16,10 @@ from crossbn.functional import Settings
 from crossbn.messages import say, say_while_compiling
 from crossbn.nn.batch_norm import GuardedBatchNorm
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput, make_feed
-from crossbn.nn.producer import Producer
+from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
 from crossbn.nn.scope import at_end_of_forward, next_call
-from crossbn.nn.segment import Operator, Segment, WeightUnknown
+from crossbn.nn.segment import Segment, WeightUnknown
 from crossbn.ops import compiled
 from crossbn.ops.autograd import Context, Run, normalize
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
@@ -384,9 +384,9 @@ def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
         return torch.cat([each.expand_as(part.mean) for each, part in zip(tensors, statistics, strict=True)])
 
     means, variances, shares, bessels, has_variance, _, finite, _ = zip(*statistics, strict=True)
-    numbers = [side_by_side(each, first.mean.dtype) for each in (means, variances, shares, bessels)]
-    all_finite = functools.reduce(operator.and_, finite)
-    return ops.Statistics(*numbers, side_by_side(has_variance, torch.bool), first.positions, all_finite, None)
+    mean, var, share, bessel = (side_by_side(each, first.mean.dtype) for each in (means, variances, shares, bessels))
+    flags = side_by_side(has_variance, torch.bool), first.positions, functools.reduce(operator.and_, finite)
+    return ops.Statistics(mean, var, share, bessel, *flags, dependence=None)
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

@@ -1,4 +1,4 @@
-"""The module of a linear operator that pairing has named: watched where the graph does not tell."""
+"""Linear operators that feed norms, and their modules, watched where the graph does not tell."""
 
 from __future__ import annotations
 
@@ -162,3 +162,107 @@ class Producer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _latest=_Latest())
+
+
+class Operator:
+    """A linear operator as a segment knows it, for as long as its steps are remembered.
+
+    Attributes:
+        geometry: of the module, or of the first call that was seen; of later calls only the padding may differ.
+        parameter: the Parameter that its weight is; None if the weight is computed.
+        producer: the module, if pairing has named it.
+    """
+
+    def __init__(self, geometry: Geometry, parameter: Tensor | None, producer: Producer | None = None) -> None:
+        self.geometry = geometry
+        self.parameter = parameter
+        self.producer = producer
+        self._bias: Tensor | None = None
+        self._known: tuple[object, ...] = ()
+
+    @classmethod
+    def of_producer(cls, producer: Producer) -> Operator:
+        """Return the operator of a module."""
+        return cls(producer.geometry, producer.parameter, producer)
+
+    def fits(self, call: Call) -> bool:
+        """Tell whether `call` is a later one of this operator: its weight is the same, or computed and alike."""
+        if call.parameter is not None and self.parameter is not None and call.parameter is not self.parameter:
+            # Tensors that are no parameters may be other ones at each step (torch.func.functional_call).
+            return not isinstance(call.parameter, nn.Parameter) and self._is_alike(call)
+        return self._is_alike(call)
+
+    def _is_alike(self, call: Call) -> bool:
+        if not call.is_seen:
+            # A computed weight that the graph does not show may be that of a module whose weight is computed.
+            return call.parameter is self.parameter and (call.parameter is not None or self.producer is not None)
+        return self.is_shaped_like(call.geometry) and self.geometry.stride == call.geometry.stride
+
+    def is_shaped_like(self, other: Geometry) -> bool:
+        """Tell whether remembered steps have room for those of `other`."""
+        sizes = [(each.out_channels, each.groups, each.patch_size, each.transposed) for each in (self.geometry, other)]
+        return sizes[0] == sizes[1]
+
+    def is_known(self, call: Call) -> bool:
+        """Tell whether `call` is, to the object, as the latest one that was noted."""
+        leaf = call.parameter
+        if leaf is None or not call.is_seen or self._known != (id(leaf), id(call.geometry), id(call.bias)):
+            return False
+        return self.parameter is leaf and (self.producer is None or self.producer.parameter is leaf)
+
+    def note(self, call: Call) -> None:
+        """Keep what a call tells of the operator for forwards that have no graph."""
+        if call.is_seen and isinstance(call.parameter, nn.Parameter):
+            self._known = id(call.parameter), id(call.geometry), id(call.bias)
+        if self.producer is None:
+            self.parameter = call.parameter if self.parameter is None else self.parameter
+            self._bias = call.bias
+
+    def weight(self, call: Call | None = None) -> Tensor | None:
+        """Return today's weight, where no call tells it that of the module; None if it is not known."""
+        if call is not None and call.weight is not None:
+            return call.weight
+        return self.parameter if self.producer is None else self.producer.weight
+
+    def bias(self, call: Call | None = None) -> Tensor | None:
+        """Return today's bias, the same way."""
+        if call is not None and (call.is_seen or call.bias is not None):
+            return call.bias
+        return self._bias if self.producer is None else self.producer.bias
+
+    def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return weight and bias as gradients find them, None for what has none."""
+        tensors = self.weight(call), self.bias(call)
+        if call is not None and call.trained is not None:
+            tensors = call.trained
+        elif call is not None and self.producer is not None:
+            # Of torch.func.functional_call, say, the graph shows the leaf, and not the tensor that was given.
+            bias = tensors[1] if call.bias is None else self.producer.bias
+            tensors = self.producer.weight if call.is_guessed else tensors[0], bias
+        weight, bias = (each if each is not None and each.requires_grad else None for each in tensors)
+        return weight, bias
+
+    def notice_surgery(self) -> bool:
+        """Look for another Parameter in the weight's place, or another stride; tell if steps of before mean nothing."""
+        if (producer := self.producer) is None:
+            return False
+        parameter, known, surgery = producer.parameter, self.parameter, False
+        # A tensor that is none is there for a call only (torch.func.functional_call).
+        if parameter is not known and isinstance(parameter, nn.Parameter | None):
+            self.parameter, surgery = parameter, known is not None
+        geometry = producer.geometry
+        if geometry is not self.geometry and geometry != self.geometry and self.is_shaped_like(geometry):
+            self.geometry, surgery = geometry, True
+        return surgery
+
+    def complete(self, call: Call) -> None:
+        """Let a hook on the module tell what the graph does not show."""
+        if call.node is None or self.producer is None:
+            return
+        self.producer.copies = call.is_freed
+        if not call.is_seen:
+            # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
+            held = self.producer.recall()
+            if held is not None and held.output_sizes == call.output_sizes:
+                call.geometry, call.y, call.weight, call.bias = held.geometry, held.y, held.weight, held.bias
+                call.trained = held.trained
