@@ -36,7 +36,7 @@ from crossbn.pairing import Pairing, find_pairs
 from crossbn.torch_internals import backward_is_running, graph_break_rest
 
 
-def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> dict[str, str]:
+def extend_(model: nn.Module) -> dict[str, str]:
     """Compensate the norms of a converted model for the weight before their previous norm as well.
 
     The previous norm is the only one whose output reaches the norm's operator, with activations, dropout, pooling and
@@ -45,7 +45,6 @@ def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> 
 
     Args:
         model: after `convert_`.
-        example_inputs: positional arguments for one forward to watch, for models that cannot be traced.
 
     Returns:
         For each compensated norm a phrase that says which operator is followed, or why none is.
@@ -62,7 +61,7 @@ def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> 
         >>> extend_(model)["4"]
         'two layers: 0 before 1, too'
     """
-    norms, pairings = cross_iteration_norms(model), find_pairs(model, example_inputs)
+    norms, pairings = cross_iteration_norms(model), find_pairs(model)
     if not norms:
         raise ValueError("extend_ needs a converted model, this one has no cross-iteration norm")
     earlier, reasons = {}, {}

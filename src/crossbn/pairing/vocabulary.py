@@ -8,41 +8,23 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.nn import modules
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.functional import LINEAR_OPERATORS
 
 # fmt: off
-VIEWS = {
-    "as_strided", "bfloat16", "chunk", "cpu", "cuda", "data", "detach", "diagonal", "double", "expand",
-    "expand_as", "flatten", "float", "getitem", "half", "mT", "movedim", "narrow", "permute", "ravel",
-    "reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "swapdims", "T", "t", "tensor_split",
-    "to", "transpose", "type", "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
-}
-"""The result may be the operand's memory in another shape or type: a write to it may change the operand."""
-
 METADATA = {
     "device", "dim", "dtype", "get_device", "is_complex", "is_contiguous", "is_cuda", "is_floating_point",
     "layout", "len", "ndim", "ndimension", "nelement", "numel", "requires_grad", "shape", "size", "stride",
 }
 """The call touches no element, so it does not count as a use of the operand."""
 
-_CHANNELWISE = {
-    "celu", "clamp", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "interpolate",
-    "leaky_relu", "log_sigmoid", "log_softmax", "logsigmoid", "mish", "prelu", "relu", "relu6", "rrelu", "selu",
-    "sigmoid", "silu", "softmax", "softmax2d", "softmin", "softplus", "softshrink", "softsign", "tanh",
-    "tanhshrink", "threshold", "upsample", "upsampling_bilinear2d", "upsampling_nearest2d",
-}
-
 _SYNONYMS = {
     "radd": "add", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
     "concat": "cat", "concatenate": "cat",
 }
 # fmt: on
-_DROPOUT = re.compile(r"(feature_)?(alpha_)?dropout[123]?d?")
-_POOLING_OR_PADDING = re.compile(r".*(pool|_pad)[123]d")
-
-
 def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
     """Return the name under which this file knows a tensor method, a module's type or a function.
 
@@ -63,9 +45,8 @@ def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
 
 def returns_operand(name: str, kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a call returns its first operand as it is."""
-    if _DROPOUT.fullmatch(name):
-        return kwargs.get("p") == 0 or kwargs.get("training") is False
-    return name in {"contiguous", "identity"}
+    is_off = "dropout" in name and (kwargs.get("p") == 0 or kwargs.get("training") is False)
+    return is_off or name in {"contiguous", "identity"}
 
 
 def copies_operand(name: str, args: Sequence[Any]) -> bool:
@@ -74,9 +55,14 @@ def copies_operand(name: str, args: Sequence[Any]) -> bool:
     return name == "clone" or (name == "add" and any(type(arg) in (int, float) and arg == 0 for arg in args))
 
 
+_FAMILIES = (modules.activation, modules.dropout, modules.padding, modules.pooling, modules.upsampling)
+_OTHERS = {"clamp", "feature_dropout", "interpolate", "logsigmoid", "upsample", "lp_pool1d", "lp_pool2d", "lp_pool3d"}
+_KEEPING = _OTHERS | {name_of(kind) for family in _FAMILIES for kind in vars(family).values() if isinstance(kind, type)}
+
+
 def keeps_channels(name: str) -> bool:
     """Tell whether a call is an activation, a pooling or the like: no operator's output, and as wide as its operand."""
-    return name in _CHANNELWISE or bool(_DROPOUT.fullmatch(name) or _POOLING_OR_PADDING.fullmatch(name))
+    return name in _KEEPING - {"glu", "multihead_attention"}
 
 
 def is_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:

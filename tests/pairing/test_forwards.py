@@ -64,7 +64,7 @@ def test_a_whole_trace_is_completed_by_an_example_not_replaced() -> None:
     model = OptionalHead().eval()
     assert reasons(find_pairs(model)) == {"norm": "conv", "head": NOT_REACHED}
     pairs = find_pairs(model, (torch.rand(1, 3, 2, 2), True))
-    assert reasons(pairs) == {"norm": "conv", "head": "after batch_norm2d"}
+    assert reasons(pairs) == {"norm": "conv", "head": "after native_batch_norm"}
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False), nn.SyncBatchNorm(4)])
