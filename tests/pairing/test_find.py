@@ -19,16 +19,16 @@ Body = Callable[[Any, Tensor], Any]
 
 
 def direct(name: str, channels: int = 4) -> Segment:
-    return Segment(channels, (name,), direct=True, reason=name)
+    return Segment(channels, (name,), complete=True, reason=name)
 
 
 def opaque(reason: str, channels: int = 4) -> Segment:
-    return Segment(channels, (), direct=False, reason=reason)
+    return Segment(channels, (), complete=False, reason=reason)
 
 
 CONV = (direct("conv"),)
-BOTH = (Segment(4, ("conv", "other"), direct=False, reason="conv + other"),)
-WITH_REST = (Segment(4, ("conv",), direct=False, reason="conv + rest"),)
+BOTH = (Segment(4, ("conv", "other"), complete=True, reason="conv + other"),)
+WITH_REST = (Segment(4, ("conv",), complete=False, reason="conv + rest"),)
 
 
 def add_in_place(net: Any, x: Tensor) -> Any:

@@ -15,30 +15,11 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from crossbn.pairing.dataflow import Findings, Part, Parts
+from crossbn.pairing.dataflow import Findings, Segment, Segments
 from crossbn.pairing.forwards import trace, watch
 from crossbn.pairing.vocabulary import is_norm
 
 __all__ = ["Pairing", "Segment", "find_pairs"]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A run of channels of a norm's input.
-
-    Attributes:
-        channels: Width of the run.
-        producers: Qualified names of the linear operators summed into it; empty if there are none.
-        direct: The run is the output of its one producer: no sum, nothing added or applied.
-        reason: One phrase for people, such as ``conv1``, ``conv1 + conv2 + rest`` or ``after max_pool2d``.
-        final: Nothing more is to be found: there are producers, or a closer look would find none either.
-    """
-
-    channels: int
-    producers: tuple[str, ...]
-    direct: bool
-    reason: str
-    final: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +36,7 @@ class Pairing:
     """
 
     name: str
-    segments: tuple[Segment, ...]
+    segments: Segments
     exclusive: bool
     origins: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -123,29 +104,28 @@ def _pairing(name: str, num_features: int, findings: Findings) -> Pairing:
     return replace(pairing, exclusive=exclusive, origins=findings.operator_origins[producer])
 
 
-def _segments(inputs: list[Parts], num_features: int, findings: Findings) -> tuple[Segment, ...]:
+def _segments(inputs: list[Segments], num_features: int, findings: Findings) -> Segments:
     """Return what a norm has read in its one call, or one segment that says why that is not known."""
-    parts = inputs[0] if inputs else ()
-    known = sum(part.channels for part in parts if part.channels is not None)
-    channels = [num_features - known if part.channels is None else part.channels for part in parts]
+    found = inputs[0] if inputs else ()
+    known = sum(segment.channels for segment in found)
+    channels = [segment.channels or num_features - known for segment in found]
     if not inputs:
         reason = "not reached by tracing"
     elif len(inputs) > 1:
         reason = f"called {len(inputs)} times in a forward"
-    elif [part.channels for part in parts].count(None) > 1:
+    elif [segment.channels for segment in found].count(0) > 1:
         reason = "channel widths unknown"
     elif min(channels) < 1 or sum(channels) != num_features:
         reason = f"{known} channels found where the norm has {num_features}"
     else:
-        return tuple(_segment(part, count, findings) for part, count in zip(parts, channels, strict=True))
-    return (Segment(num_features, (), direct=False, reason=reason, final=False),)
+        return tuple(_segment(each, count, findings) for each, count in zip(found, channels, strict=True))
+    return (Segment(num_features, (), False, reason, final=False),)
 
 
-def _segment(part: Part, channels: int, findings: Findings) -> Segment:
-    repeated = [name for name in part.operators if findings.operator_calls[name] > 1]
+def _segment(found: Segment, channels: int, findings: Findings) -> Segment:
+    repeated = [name for name in found.producers if findings.operator_calls[name] > 1]
     if not repeated:
-        return Segment(channels, part.operators, part.direct, part.reason, part.final)
+        return replace(found, channels=channels)
     # Which of several calls of an operator the norm reads is not known later, so the operator is no producer.
-    once = tuple(name for name in part.operators if name not in repeated)
-    reason = f"{', '.join(repeated)} called several times in a forward"
-    return Segment(channels, once, direct=False, reason=reason, final=bool(once))
+    once = tuple(name for name in found.producers if name not in repeated)
+    return Segment(channels, once, False, f"{', '.join(repeated)} called several times in a forward", final=bool(once))

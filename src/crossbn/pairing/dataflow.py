@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, fx, nn
@@ -17,23 +17,37 @@ LeafT = TypeVar("LeafT")
 
 
 @dataclass(frozen=True)
-class Part:
-    """A run of channels: a sum of linear operators' outputs and perhaps of something else, or something opaque."""
+class Segment:
+    """A run of channels of a tensor: a sum of linear operators' outputs and perhaps of something else, or neither.
 
-    channels: int | None  # None where the width is unknown
-    reason: str  # one phrase for people
-    operators: tuple[str, ...] = ()  # qualified names of what is summed into the run; none if it is opaque
-    complete: bool = False  # whether it is nothing but the sum of these operators' outputs
-    final: bool = False  # whether a closer look would find no other operator
+    Attributes:
+        channels: Width of the run; 0 where it is not known, which a norm's input has none of.
+        producers: Qualified names of the linear operators summed into it; empty if there are none.
+        complete: The run is nothing but the sum of its producers' outputs.
+        reason: One phrase for people, such as ``conv1``, ``conv1 + conv2 + rest`` or ``after max_pool2d``.
+        final: Nothing more is to be found: there are producers, or a closer look would find none either.
+    """
+
+    channels: int
+    producers: tuple[str, ...]
+    complete: bool
+    reason: str
+    final: bool = field(default=True, compare=False)
 
     @property
     def direct(self) -> bool:
-        """Whether the run is one operator's output as it is."""
-        return self.complete and len(self.operators) == 1
+        """Whether the run is the output of its one producer as it is."""
+        return self.complete and len(self.producers) == 1
 
 
-Parts: TypeAlias = tuple[Part, ...]
-"""What a tensor is made of: one part, or several side by side along the channels."""
+Segments: TypeAlias = tuple[Segment, ...]
+"""What a tensor is made of: one segment, or several side by side along the channels."""
+
+
+def sum_of(producers: tuple[str, ...], channels: int, complete: bool) -> Segments:
+    """Describe a sum of operators' outputs, and of something else if it is not complete."""
+    reason = " + ".join(producers if complete else (*producers, "rest"))
+    return (Segment(channels, producers, complete, reason),)
 
 
 @dataclass(eq=False)
@@ -43,15 +57,15 @@ class Value:
     What lies before another norm or operator is no origin; what comes from outside is one as "input of ...".
     """
 
-    parts: Parts  # what it is made of now: a write in place changes it
+    segments: Segments  # what it is made of now: a write in place changes it
     origins: frozenset[str] = frozenset()
     view_of: Value | None = None  # the value whose memory it may share
 
-    def overwrite(self, parts: Parts, origins: frozenset[str]) -> None:
+    def overwrite(self, segments: Segments, origins: frozenset[str]) -> None:
         """Take note of a write in place, which changes what this value is a view of as well."""
-        self.parts, self.origins = parts, origins
+        self.segments, self.origins = segments, origins
         if (base := self.view_of) is not None:
-            base.overwrite(_changed_in_place(base.parts, "a write to a view of it"), base.origins | origins)
+            base.overwrite(_changed_in_place(base.segments, "a write to a view of it"), base.origins | origins)
 
 
 class Findings:
@@ -74,7 +88,7 @@ class Findings:
             for name, module in model.named_modules()
             if id(module) in trusted or (is_linear_operator(module) and vocabulary.is_leaf(module))
         }
-        self.norm_inputs: defaultdict[str, list[Parts]] = defaultdict(list)
+        self.norm_inputs: defaultdict[str, list[Segments]] = defaultdict(list)
         self.operator_calls: Counter[str] = Counter()
         self.operator_uses: Counter[str] = Counter()
         self.operator_origins: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
@@ -106,7 +120,9 @@ class _Interpreter(fx.Interpreter):
         self._use([self.env[proxy.node] for proxy in stored if proxy.node in self.env])
 
     def _use(self, values: Iterable[Value]) -> None:
-        self._findings.operator_uses.update(n for value in values for part in value.parts for n in part.operators)
+        self._findings.operator_uses.update(
+            n for value in values for segment in value.segments for n in segment.producers
+        )
 
     def placeholder(self, *_: Any) -> Value:
         name = self._findings.names[id(self.module)]
@@ -131,14 +147,14 @@ class _Interpreter(fx.Interpreter):
         operands = leaves((args, kwargs), Value)
         self._use(operands)
         if vocabulary.is_norm(module):
-            findings.norm_inputs[name].append(operands[0].parts if operands else _opaque("not given as a tensor"))
+            findings.norm_inputs[name].append(operands[0].segments if operands else _opaque("not given as a tensor"))
             return Value(_opaque(f"after {kind}", module.num_features, final=True), frozenset({name}))
         if name in findings.operators:
             findings.operator_calls[name] += 1
             findings.operator_origins[name] |= _joint_origins(operands)
             # Not by weight.shape: reading a parametrized weight computes it, which may move its state.
             channels: Any = module.out_features if isinstance(module, nn.Linear) else module.out_channels
-            return Value((Part(channels, name, (name,), complete=True, final=True),), frozenset({name}))
+            return Value(sum_of((name,), channels, complete=True), frozenset({name}))
         return Value(_opaque(f"after {kind}"), _joint_origins(operands))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Value:
@@ -153,67 +169,66 @@ class _Interpreter(fx.Interpreter):
             return Value(_opaque(f"after {name}"))
         if vocabulary.returns_operand(name, kwargs):
             return operands[0]
-        first, origins = operands[0].parts, _joint_origins(operands)
+        first, origins = operands[0].segments, _joint_origins(operands)
         if vocabulary.copies_operand(name, args):
             return Value(first, origins)  # Copying is no use; to read the copy is one.
         self._use(operands)
-        parts = _COMBINATIONS[name](*args, **kwargs) if name in _COMBINATIONS else None
+        made = _COMBINATIONS[name](*args, **kwargs) if name in _COMBINATIONS else None
         final = vocabulary.keeps_channels(name)
         in_place = name.endswith("_") or name == "setitem" or kwargs.get("inplace") is True
         target = kwargs.get("out", operands[0] if in_place else None)
         if isinstance(target, Value):
-            target.overwrite(parts or _changed_in_place(target.parts, name, final), origins)
+            target.overwrite(made or _changed_in_place(target.segments, name, final), origins)
             return target
-        if parts or final:
-            return Value(parts or _opaque(f"after {name}", _width(first), final), origins)
+        if made or final:
+            return Value(made or _opaque(f"after {name}", _width(first), final), origins)
         # One of several results, or a slice, is made of what the whole is made of; its width is another.
-        sliced = name == "getitem" and len(first) == 1 and not first[0].operators
+        sliced = name == "getitem" and len(first) == 1 and not first[0].producers
         # Whatever else the function is, its result may be the operand's memory in another shape or type.
         return Value(_opaque(first[0].reason if sliced else f"after {name}"), origins, view_of=operands[0])
 
 
-def _opaque(reason: str, channels: int | None = None, final: bool = False) -> Parts:
-    return (Part(channels, reason, final=final),)
+def _opaque(reason: str, channels: int = 0, final: bool = False) -> Segments:
+    return (Segment(channels, (), False, reason, final),)
 
 
-def _changed_in_place(parts: Parts, by: str, final: bool = False) -> Parts:
-    return _opaque(f"changed in place by {by.rstrip('_')}", _width(parts), final)
+def _changed_in_place(segments: Segments, by: str, final: bool = False) -> Segments:
+    return _opaque(f"changed in place by {by.rstrip('_')}", _width(segments), final)
 
 
-def _width(parts: Parts) -> int | None:
-    known = [part.channels for part in parts if part.channels is not None]
-    return sum(known) if len(known) == len(parts) else None
+def _width(segments: Segments) -> int:
+    widths = [segment.channels for segment in segments]
+    return sum(widths) if all(widths) else 0
 
 
 def _joint_origins(values: Iterable[Value]) -> frozenset[str]:
     return frozenset().union(*(value.origins for value in values))
 
 
-def _concatenate(tensors: Any, dim: Any = 0, **options: Any) -> Parts:
+def _concatenate(tensors: Any, dim: Any = 0, **options: Any) -> Segments:
     """Describe the result of ``torch.cat`` with these arguments."""
     dim = options.get("axis", dim)
     if not isinstance(tensors, list | tuple) or not all(isinstance(each, Value) for each in tensors):
         return _opaque("after cat")
     # How many dimensions there are is not known, so a negative one may be any.
-    return tuple(p for t in tensors for p in t.parts) if dim == 1 else _opaque(f"after cat along dimension {dim}")
+    return tuple(s for t in tensors for s in t.segments) if dim == 1 else _opaque(f"after cat along dimension {dim}")
 
 
-def _add(input: Any, other: Any, alpha: Any = 1, **_: Any) -> Parts | None:  # noqa: A002  # torch's name
+def _add(input: Any, other: Any, alpha: Any = 1, **_: Any) -> Segments | None:  # noqa: A002  # torch's name
     """Describe the result of ``torch.add`` with these arguments; None if it is no plain sum of tensors."""
     if not isinstance(input, Value) or not isinstance(other, Value) or alpha != 1:
         return None
-    terms = [v.parts[0] if len(v.parts) == 1 else Part(_width(v.parts), "after cat") for v in (input, other)]
-    widths = {term.channels for term in terms if term.channels is not None}
+    terms = [
+        s for v in (input, other) for s in (v.segments if len(v.segments) == 1 else _opaque("", _width(v.segments)))
+    ]
+    widths = {term.channels for term in terms if term.channels}
     if len(widths) > 1:
         return _opaque("after add with broadcast channels", max(widths))
-    channels = next(iter(widths), None)
-    operators = tuple(name for term in terms for name in term.operators)
+    producers = tuple(name for term in terms for name in term.producers)
     # An operator's output that is added twice has another gradient than one occurrence, so the sum is opaque.
-    if not operators or len(set(operators)) < len(operators):
-        return _opaque("after add", channels)
-    complete = all(term.complete for term in terms)
-    reason = " + ".join(operators if complete else (*operators, "rest"))
-    return (Part(channels, reason, operators, complete, final=True),)
+    if not producers or len(set(producers)) < len(producers):
+        return _opaque("after add", max(widths, default=0))
+    return sum_of(producers, max(widths), all(term.complete for term in terms))
 
 
-_COMBINATIONS: dict[str, Callable[..., Parts | None]] = {"add": _add, "add_": _add, "cat": _concatenate}
+_COMBINATIONS: dict[str, Callable[..., Segments | None]] = {"add": _add, "add_": _add, "cat": _concatenate}

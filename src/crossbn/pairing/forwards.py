@@ -9,7 +9,7 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -20,8 +20,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from crossbn.nn.graph import read_calls
-from crossbn.pairing.dataflow import Findings, Part, interpret, leaves
+from crossbn.nn.graph import Part, read_calls
+from crossbn.pairing.dataflow import Findings, Segment, Segments, interpret, leaves, sum_of
 from crossbn.pairing.vocabulary import holds_norm, is_leaf, is_norm
 
 
@@ -99,8 +99,8 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
 
     def stand_in(norm: _BatchNorm, *args: Any, **kwargs: Any) -> Tensor:
         x = leaves((args, kwargs), Tensor)[0]
-        parts = tuple(_name_operators(part, made_by) for part in read_calls(x))
-        findings.norm_inputs[findings.names[id(norm)]].append(parts)
+        segments = tuple(segment for part in read_calls(x) for segment in _with_names(part, made_by))
+        findings.norm_inputs[findings.names[id(norm)]].append(segments)
         return F.batch_norm(x, x.new_zeros(norm.num_features), x.new_ones(norm.num_features))
 
     flags = {parameter: parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()}
@@ -120,12 +120,11 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
         findings.operator_uses[name] += uses[node] + sum(count for count in elsewhere if count > 0)
 
 
-def _name_operators(part: Any, made_by: dict[Any, str]) -> Part:
+def _with_names(part: Part, made_by: Mapping[Any, str]) -> Segments:
     names = tuple(made_by.get(call.node, "") for call in part.calls)
-    if not names or not all(names):
-        return Part(part.channels, part.reason, final=not names)
-    reason = " + ".join(names if part.complete else (*names, "rest"))
-    return Part(part.channels, reason, names, part.complete, final=True)
+    if names and all(names):
+        return sum_of(names, part.channels, part.complete)
+    return (Segment(part.channels, (), False, part.reason, final=not names),)
 
 
 def _count_uses(kept: Any) -> Counter[Any]:
