@@ -11,6 +11,7 @@ from torch import nn
 
 from crossbn.messages import say
 from crossbn.nn.layer import CrossIterBatchNorm
+from crossbn.pairing import Pairing
 
 COMPENSATED = "compensated"
 POOLED = "pooled"
@@ -38,6 +39,31 @@ class NormRecord:
     producers: tuple[str, ...]
     reason: str
     asked: bool = False
+
+    @classmethod
+    def expected(cls, pairing: Pairing, order: int, unpaired: str) -> NormRecord:
+        """Return what will become of a norm by what pairing knows of it, with these options of `convert_`.
+
+        Raises:
+            ValueError: if no operator feeds it, with `unpaired="error"`.
+        """
+        name, producers, segments = pairing.name, pairing.producers, pairing.segments
+        reasons = "; ".join(dict.fromkeys(segment.reason for segment in segments))
+        if order == 0:
+            return cls(name, POOLED, producers, "order 0 compensates nothing")
+        if not all(segment.final for segment in segments):
+            return cls(name, PENDING, (), f"partly {reasons}" if producers else reasons)
+        if not producers and unpaired == "error":
+            raise ValueError(f"no linear operator feeds {name or 'the model'}: {reasons}")
+        if not producers:
+            return cls(name, POOLED if unpaired == "pool" else LEFT, (), reasons)
+        if lacking := [f"{each.channels} channels {each.reason}" for each in segments if not each.producers]:
+            reasons = f"{'pooled only' if unpaired == 'pool' else 'not pooled'}: {'; '.join(lacking)}"
+        elif len(segments) > 1:
+            reasons = f"concatenation of {len(segments)}"
+        elif segments[0].direct:
+            reasons = "direct"
+        return cls(name, COMPENSATED, producers, reasons)
 
 
 class ConversionReport:

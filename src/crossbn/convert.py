@@ -6,16 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from crossbn.conversion_report import COMPENSATED, LEFT, PENDING, POOLED, ConversionReport, NormRecord
+from crossbn.conversion_report import LEFT, PENDING, ConversionReport, NormRecord
 from crossbn.functional import Settings, geometry_of, is_linear_operator
+from crossbn.nn import layer
 from crossbn.nn.feeds import make_feed
-from crossbn.nn.layer import (
-    CrossIterBatchNorm,
-    CrossIterBatchNorm1d,
-    CrossIterBatchNorm2d,
-    CrossIterBatchNorm3d,
-    CrossIterBatchNormAct2d,
-)
+from crossbn.nn.layer import CrossIterBatchNorm
 from crossbn.nn.producer import Producer
 from crossbn.nn.scope import Scope
 from crossbn.nn.segment import Operator, Segment
@@ -27,11 +22,11 @@ from crossbn.torch_internals import BatchNormBase
 _GIVEN = "given in pairs"
 
 _CONVERTED: dict[str, type[CrossIterBatchNorm]] = {
-    "torch.nn.modules.batchnorm.BatchNorm1d": CrossIterBatchNorm1d,
-    "torch.nn.modules.batchnorm.BatchNorm2d": CrossIterBatchNorm2d,
-    "torch.nn.modules.batchnorm.BatchNorm3d": CrossIterBatchNorm3d,
+    "torch.nn.modules.batchnorm.BatchNorm1d": layer.CrossIterBatchNorm1d,
+    "torch.nn.modules.batchnorm.BatchNorm2d": layer.CrossIterBatchNorm2d,
+    "torch.nn.modules.batchnorm.BatchNorm3d": layer.CrossIterBatchNorm3d,
     "torch.nn.modules.batchnorm.SyncBatchNorm": CrossIterBatchNorm,
-    "timm.layers.norm_act.BatchNormAct2d": CrossIterBatchNormAct2d,
+    "timm.layers.norm_act.BatchNormAct2d": layer.CrossIterBatchNormAct2d,
 }
 
 
@@ -86,13 +81,16 @@ def convert_(
     if unpaired not in ("pool", "bn", "error"):
         raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
     pairings = find_pairs(model, example_inputs) | _given_pairs(model, pairs or {})
-    chosen = {name: filter_fn is None or filter_fn(model.get_submodule(name), name) for name in pairings}
-    records = [
-        _decide(model.get_submodule(name), pairing, settings.order, unpaired)
-        if chosen[name]
-        else NormRecord(name, LEFT, pairing.producers, "filter_fn says so", asked=True)
-        for name, pairing in pairings.items()
-    ]
+    records = []
+    for name, pairing in pairings.items():
+        norm = model.get_submodule(name)
+        if filter_fn is not None and not filter_fn(norm, name):
+            records.append(NormRecord(name, LEFT, pairing.producers, "filter_fn says so", asked=True))
+        elif not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
+            reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
+            records.append(NormRecord(name, LEFT, pairing.producers, reason))
+        else:
+            records.append(NormRecord.expected(pairing, settings.order, unpaired))
     converter = _Converter(model, unpaired)
     for record in records:
         if record.status != LEFT:
@@ -146,29 +144,6 @@ def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> 
         found = PairedSegment(norm.num_features, producers, False, _GIVEN)
         given[name] = Pairing(name, (found,), exclusive=False)
     return given
-
-
-def _decide(norm: nn.Module, pairing: Pairing, order: int, unpaired: str) -> NormRecord:
-    name, producers, segments = pairing.name, pairing.producers, pairing.segments
-    reasons = "; ".join(dict.fromkeys(segment.reason for segment in segments))
-    lacking = "; ".join(
-        f"{segment.channels} channels {segment.reason}" for segment in segments if not segment.producers
-    )
-    if not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
-        return NormRecord(name, LEFT, producers, f"{_type_name(norm)} is a subclass whose behaviour might be lost")
-    if order == 0:
-        return NormRecord(name, POOLED, producers, "order 0 compensates nothing")
-    if not all(segment.final for segment in segments):
-        return NormRecord(name, PENDING, (), f"partly {reasons}" if producers else reasons)
-    if not producers and unpaired == "error":
-        raise ValueError(f"no linear operator feeds {name or 'the model'}: {reasons}")
-    if not producers:
-        return NormRecord(name, POOLED if unpaired == "pool" else LEFT, (), reasons)
-    if lacking:
-        reasons = f"{'pooled only' if unpaired == 'pool' else 'not pooled'}: {lacking}"
-    elif len(segments) > 1:
-        reasons = f"concatenation of {len(segments)}"
-    return NormRecord(name, COMPENSATED, producers, "direct" if segments[0].direct and len(segments) == 1 else reasons)
 
 
 class _Converter:

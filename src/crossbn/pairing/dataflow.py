@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from crossbn.functional import is_linear_operator
 from crossbn.pairing import vocabulary
