@@ -108,19 +108,6 @@ def revert_(model: nn.Module) -> None:
     Scope.unmark_(model)
 
 
-def set_window_(model: nn.Module, window: int) -> None:
-    """Change the window of every cross-iteration norm now; the latest steps that fit are kept.
-
-    Raises:
-        ValueError: if the model has no such norm, or the window is below 1.
-    """
-    norms = cross_iteration_norms(model)
-    if not norms:
-        raise ValueError("set_window_ needs a converted model, this one has no cross-iteration norm")
-    for norm in norms.values():
-        norm.configure_(replace(norm.settings, window=window))
-
-
 def cross_iteration_norms(model: nn.Module) -> dict[str, CrossIterBatchNorm]:
     """Return the cross-iteration norms of `model` by qualified name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, CrossIterBatchNorm)}

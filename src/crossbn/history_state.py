@@ -1,4 +1,4 @@
-"""Saving, restoring and forgetting what the cross-iteration norms of a model remember.
+"""Saving, restoring, shortening and forgetting what the cross-iteration norms of a model remember.
 
 A state has plain tensors, by names of three parts: the norm, the place of a segment in it, and what it is.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +99,19 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             operator.parameter = None  # it is the weight of the next forward, whatever object that is
     for name, norm in norms.items():
         norm.burnt.copy_(burnt[name])
+
+
+def set_window_(model: nn.Module, window: int) -> None:
+    """Change the window of every cross-iteration norm now; the latest steps that fit are kept.
+
+    Raises:
+        ValueError: if the model has no such norm, or the window is below 1.
+    """
+    norms = cross_iteration_norms(model)
+    if not norms:
+        raise ValueError("set_window_ needs a converted model, this one has no cross-iteration norm")
+    for norm in norms.values():
+        norm.configure_(replace(norm.settings, window=window))
 
 
 def reset_history_(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ follows the tensors of a traced forward, by what `vocabulary.py` knows of torch'
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from crossbn.pairing.dataflow import Findings, Segment, Segments
 from crossbn.pairing.forwards import trace, watch
-from crossbn.pairing.vocabulary import is_norm
+from crossbn.torch_internals import BatchNormBase
 
 __all__ = ["Pairing", "Segment", "find_pairs"]
 
@@ -31,14 +31,11 @@ class Pairing:
         segments: In channel order; their widths add up to the norm's ``num_features``.
         exclusive: The norm reads exactly its one producer's output, nothing else does, and both are called
             once: folding the norm into the producer is safe.
-        origins: What the norm's one producer reads: the norms and operators that its input is computed from, by name,
-            and "input of ..." for what comes from outside. Empty if there is not one producer, or a trace did not tell.
     """
 
     name: str
     segments: Segments
     exclusive: bool
-    origins: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def producers(self) -> tuple[str, ...]:
@@ -80,7 +77,9 @@ def find_pairs(
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name!r} has no shape yet: run one forward through the lazy modules first")
-    norms = {name: int(module.num_features) for name, module in model.named_modules() if is_norm(module)}
+    norms = {
+        name: int(module.num_features) for name, module in model.named_modules() if isinstance(module, BatchNormBase)
+    }
     traced, watched = Findings(model, operators), Findings(model, operators)
     whole = trace(model, traced, in_training)
     if example_inputs is not None and not (whole and norms.keys() <= traced.norm_inputs.keys()):
@@ -95,13 +94,9 @@ def find_pairs(
 
 def _pairing(name: str, num_features: int, findings: Findings) -> Pairing:
     segments = _segments(findings.norm_inputs.get(name, []), num_features, findings)
-    pairing = Pairing(name, segments, exclusive=False)
-    if len(pairing.producers) != 1:
-        return pairing
-    (producer,) = pairing.producers
+    direct = len(segments) == 1 and segments[0].direct
     # The norm's own reading is the one use that the operator may have.
-    exclusive = len(segments) == 1 and segments[0].direct and findings.operator_uses[producer] == 1
-    return replace(pairing, exclusive=exclusive, origins=findings.operator_origins[producer])
+    return Pairing(name, segments, exclusive=direct and findings.operator_uses[segments[0].producers[0]] == 1)
 
 
 def _segments(inputs: list[Segments], num_features: int, findings: Findings) -> Segments:

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from crossbn.functional import is_linear_operator
 from crossbn.pairing import vocabulary
+from crossbn.torch_internals import BatchNormBase
 
 LeafT = TypeVar("LeafT")
 
@@ -52,20 +53,16 @@ def sum_of(producers: tuple[str, ...], channels: int, complete: bool) -> Segment
 
 @dataclass(eq=False)
 class Value:
-    """One tensor of a forward. Its origins are the norms and operators that it is computed from, by name.
-
-    What lies before another norm or operator is no origin; what comes from outside is one as "input of ...".
-    """
+    """One tensor of a forward."""
 
     segments: Segments  # what it is made of now: a write in place changes it
-    origins: frozenset[str] = frozenset()
     view_of: Value | None = None  # the value whose memory it may share
 
-    def overwrite(self, segments: Segments, origins: frozenset[str]) -> None:
+    def overwrite(self, segments: Segments) -> None:
         """Take note of a write in place, which changes what this value is a view of as well."""
-        self.segments, self.origins = segments, origins
+        self.segments = segments
         if (base := self.view_of) is not None:
-            base.overwrite(_changed_in_place(base.segments, "a write to a view of it"), base.origins | origins)
+            base.overwrite(_changed_in_place(base.segments, "a write to a view of it"))
 
 
 class Findings:
@@ -77,7 +74,6 @@ class Findings:
         norm_inputs: What each norm has read, call by call.
         operator_calls: How often each operator was called.
         operator_uses: How often its output, or one of its parameters outside of it, was used.
-        operator_origins: What it has read.
     """
 
     def __init__(self, model: nn.Module, operators: Collection[nn.Module] = ()) -> None:
@@ -91,7 +87,6 @@ class Findings:
         self.norm_inputs: defaultdict[str, list[Segments]] = defaultdict(list)
         self.operator_calls: Counter[str] = Counter()
         self.operator_uses: Counter[str] = Counter()
-        self.operator_origins: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
 
 
 def leaves(nest: Any, kind: type[LeafT]) -> list[LeafT]:
@@ -102,8 +97,11 @@ def leaves(nest: Any, kind: type[LeafT]) -> list[LeafT]:
 
 
 def interpret(graph: fx.Graph, root: nn.Module, findings: Findings) -> None:
-    """Add what a traced graph of a model, or of a part of it, tells."""
-    _Interpreter(root, graph, findings).follow()
+    """Add to the findings what the traced graph of a model, or of a part of it, tells."""
+    interpreter = _Interpreter(root, graph, findings)
+    interpreter.run()
+    stored = leaves([vars(module) for module in root.modules()], fx.Proxy)  # intermediate results the model has kept
+    interpreter.use(interpreter.env[proxy.node] for proxy in stored if proxy.node in interpreter.env)
 
 
 class _Interpreter(fx.Interpreter):
@@ -114,20 +112,13 @@ class _Interpreter(fx.Interpreter):
         self._findings = findings
         self._owners = {id(p): name for name, module in findings.operators.items() for p in module.parameters()}
 
-    def follow(self) -> None:
-        self.run()
-        stored = leaves([vars(module) for module in self.module.modules()], fx.Proxy)  # results the model has kept
-        self._use([self.env[proxy.node] for proxy in stored if proxy.node in self.env])
-
-    def _use(self, values: Iterable[Value]) -> None:
-        self._findings.operator_uses.update(
-            n for value in values for segment in value.segments for n in segment.producers
-        )
+    def use(self, values: Iterable[Value]) -> None:
+        used = (segment for value in values for segment in value.segments)
+        self._findings.operator_uses.update(name for segment in used for name in segment.producers)
 
     def placeholder(self, *_: Any) -> Value:
         name = self._findings.names[id(self.module)]
-        source = f"input of {name or 'the model'}"
-        return Value(_opaque(source, final=not name), frozenset({source}))
+        return Value(_opaque(f"input of {name or 'the model'}", final=not name))
 
     def get_attr(self, target: Any, *_: Any) -> Value:
         owner = self._owners.get(id(operator.attrgetter(target)(self.module)))
@@ -135,27 +126,27 @@ class _Interpreter(fx.Interpreter):
         return Value(_opaque(f"attribute {target}"))
 
     def output(self, _: Any, args: Any, __: Any) -> None:
-        self._use(leaves(args, Value))
+        self.use(leaves(args, Value))
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Value:
         module, findings = self.module.get_submodule(target), self._findings
         name, kind = findings.names[id(module)], vocabulary.name_of(type(module))
-        if vocabulary.is_torch_module(module) and not vocabulary.is_norm(module) and name not in findings.operators:
+        is_known = isinstance(module, BatchNormBase) or name in findings.operators
+        if vocabulary.is_torch_module(module) and not is_known:
             # It does what the function of that name does with the module's settings.
             settings = {key: getattr(module, key) for key in ("p", "training", "inplace") if hasattr(module, key)}
             return self._call(kind, args, {**kwargs, **settings})
         operands = leaves((args, kwargs), Value)
-        self._use(operands)
-        if vocabulary.is_norm(module):
+        self.use(operands)
+        if isinstance(module, BatchNormBase):
             findings.norm_inputs[name].append(operands[0].segments if operands else _opaque("not given as a tensor"))
-            return Value(_opaque(f"after {kind}", module.num_features, final=True), frozenset({name}))
+            return Value(_opaque(f"after {kind}", module.num_features, final=True))
         if name in findings.operators:
             findings.operator_calls[name] += 1
-            findings.operator_origins[name] |= _joint_origins(operands)
             # Not by weight.shape: reading a parametrized weight computes it, which may move its state.
             channels: Any = module.out_features if isinstance(module, nn.Linear) else module.out_channels
-            return Value(sum_of((name,), channels, complete=True), frozenset({name}))
-        return Value(_opaque(f"after {kind}"), _joint_origins(operands))
+            return Value(sum_of((name,), channels, complete=True))
+        return Value(_opaque(f"after {kind}"))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Value:
         return self._call(vocabulary.name_of(args[1] if target is getattr else target), args, kwargs)
@@ -167,25 +158,27 @@ class _Interpreter(fx.Interpreter):
         operands = leaves((args, kwargs), Value)
         if not operands or name in vocabulary.METADATA:
             return Value(_opaque(f"after {name}"))
-        if vocabulary.returns_operand(name, kwargs):
+        switched_off = "dropout" in name and (kwargs.get("p") == 0 or kwargs.get("training") is False)
+        if switched_off or name in ("contiguous", "identity"):
             return operands[0]
-        first, origins = operands[0].segments, _joint_origins(operands)
-        if vocabulary.copies_operand(name, args):
-            return Value(first, origins)  # Copying is no use; to read the copy is one.
-        self._use(operands)
+        first = operands[0].segments
+        is_zero = name == "add" and any(type(arg) in (int, float) and arg == 0 for arg in args)  # sum() begins with it
+        if is_zero or name == "clone":
+            return Value(first)  # Copying is no use; to read the copy is one.
+        self.use(operands)
         made = _COMBINATIONS[name](*args, **kwargs) if name in _COMBINATIONS else None
         final = vocabulary.keeps_channels(name)
         in_place = name.endswith("_") or name == "setitem" or kwargs.get("inplace") is True
         target = kwargs.get("out", operands[0] if in_place else None)
         if isinstance(target, Value):
-            target.overwrite(made or _changed_in_place(target.segments, name, final), origins)
+            target.overwrite(made or _changed_in_place(target.segments, name, final))
             return target
         if made or final:
-            return Value(made or _opaque(f"after {name}", _width(first), final), origins)
+            return Value(made or _opaque(f"after {name}", _width(first), final))
         # One of several results, or a slice, is made of what the whole is made of; its width is another.
         sliced = name == "getitem" and len(first) == 1 and not first[0].producers
         # Whatever else the function is, its result may be the operand's memory in another shape or type.
-        return Value(_opaque(first[0].reason if sliced else f"after {name}"), origins, view_of=operands[0])
+        return Value(_opaque(first[0].reason if sliced else f"after {name}"), view_of=operands[0])
 
 
 def _opaque(reason: str, channels: int = 0, final: bool = False) -> Segments:
@@ -201,10 +194,6 @@ def _width(segments: Segments) -> int:
     return sum(widths) if all(widths) else 0
 
 
-def _joint_origins(values: Iterable[Value]) -> frozenset[str]:
-    return frozenset().union(*(value.origins for value in values))
-
-
 def _concatenate(tensors: Any, dim: Any = 0, **options: Any) -> Segments:
     """Describe the result of ``torch.cat`` with these arguments."""
     dim = options.get("axis", dim)
@@ -218,9 +207,7 @@ def _add(input: Any, other: Any, alpha: Any = 1, **_: Any) -> Segments | None:  
     """Describe the result of ``torch.add`` with these arguments; None if it is no plain sum of tensors."""
     if not isinstance(input, Value) or not isinstance(other, Value) or alpha != 1:
         return None
-    terms = [
-        s for v in (input, other) for s in (v.segments if len(v.segments) == 1 else _opaque("", _width(v.segments)))
-    ]
+    terms = [_opaque("", _width(v.segments))[0] if len(v.segments) > 1 else v.segments[0] for v in (input, other)]
     widths = {term.channels for term in terms if term.channels}
     if len(widths) > 1:
         return _opaque("after add with broadcast channels", max(widths))

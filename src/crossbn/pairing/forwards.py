@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from crossbn.nn.graph import Part, read_calls
 from crossbn.pairing.dataflow import Findings, Segment, Segments, interpret, leaves, sum_of
-from crossbn.pairing.vocabulary import holds_norm, is_leaf, is_norm
+from crossbn.pairing.vocabulary import holds_norm, is_leaf
+from crossbn.torch_internals import BatchNormBase
 
 
 def trace(model: nn.Module, findings: Findings, in_training: bool) -> bool:
@@ -97,7 +97,7 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
         findings.operator_calls[name] += 1
         made_by[output.grad_fn] = name
 
-    def stand_in(norm: _BatchNorm, *args: Any, **kwargs: Any) -> Tensor:
+    def stand_in(norm: BatchNormBase, *args: Any, **kwargs: Any) -> Tensor:
         x = leaves((args, kwargs), Tensor)[0]
         segments = tuple(segment for part in read_calls(x) for segment in _with_names(part, made_by))
         findings.norm_inputs[findings.names[id(norm)]].append(segments)
@@ -105,7 +105,7 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
 
     flags = {parameter: parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()}
     with untouched(model), torch.enable_grad(), ExitStack() as stack:
-        for module in (module for module in model.modules() if is_norm(module)):
+        for module in (module for module in model.modules() if isinstance(module, BatchNormBase)):
             vars(module)["forward"] = partial(stand_in, module)
         for name, module in findings.operators.items():
             module.register_forward_hook(partial(see_operator, name))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import modules
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.functional import LINEAR_OPERATORS
+from crossbn.torch_internals import BatchNormBase
 
 # fmt: off
 METADATA = {
@@ -21,10 +21,12 @@ METADATA = {
 """The call touches no element, so it does not count as a use of the operand."""
 
 _SYNONYMS = {
-    "radd": "add", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
+    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
     "concat": "cat", "concatenate": "cat",
 }
 # fmt: on
+
+
 def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
     """Return the name under which this file knows a tensor method, a module's type or a function.
 
@@ -34,25 +36,11 @@ def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
     if isinstance(called, type) and issubclass(called, nn.Module):
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", called.__name__).lower()
     name = called if isinstance(called, str) else str(getattr(called, "__name__", called))
-    if name == "__get__":  # This is a property of tensors, such as shape.
-        return str(getattr(getattr(called, "__self__", None), "__name__", name))
     package = (getattr(called, "__module__", None) or "torch").partition(".")[0]
     if not isinstance(called, str) and package not in {"torch", "_operator", "builtins"}:
         return f"function {name}"
     bare = name.strip("_") if name.startswith("__") else name
     return _SYNONYMS.get(bare, bare)
-
-
-def returns_operand(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a call returns its first operand as it is."""
-    is_off = "dropout" in name and (kwargs.get("p") == 0 or kwargs.get("training") is False)
-    return is_off or name in {"contiguous", "identity"}
-
-
-def copies_operand(name: str, args: Sequence[Any]) -> bool:
-    """Tell whether a call returns a new tensor with the elements of its first operand."""
-    # Python's sum() begins with the number zero.
-    return name == "clone" or (name == "add" and any(type(arg) in (int, float) and arg == 0 for arg in args))
 
 
 _FAMILIES = (modules.activation, modules.dropout, modules.padding, modules.pooling, modules.upsampling)
@@ -65,14 +53,9 @@ def keeps_channels(name: str) -> bool:
     return name in _KEEPING - {"glu", "multihead_attention"}
 
 
-def is_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Tell whether the module is one of the batch norms to be paired."""
-    return isinstance(module, _BatchNorm)
-
-
 def holds_norm(module: nn.Module) -> bool:
     """Tell whether the module is a batch norm or has one inside."""
-    return any(is_norm(inner) for inner in module.modules())
+    return any(isinstance(inner, BatchNormBase) for inner in module.modules())
 
 
 def is_torch_module(module: nn.Module) -> bool:
@@ -82,7 +65,7 @@ def is_torch_module(module: nn.Module) -> bool:
 
 def is_leaf(module: nn.Module) -> bool:
     """Tell whether a call of the module counts as one step, whatever is called inside."""
-    if is_norm(module) or isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, BatchNormBase | torch.jit.ScriptModule):
         return True
     built_in = is_torch_module(module) and not isinstance(module, nn.Sequential)
     return (built_in or isinstance(module, LINEAR_OPERATORS)) and not holds_norm(module)
