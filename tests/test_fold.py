@@ -161,7 +161,13 @@ class DataDependent(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("read", "kind"), [(lambda _: 0.0, nn.Identity), (Tensor.relu, nn.BatchNorm2d), (Tensor.mean, nn.BatchNorm2d)]
+    ("read", "kind"),
+    [
+        (lambda y: y.shape[1], nn.Identity),
+        (Tensor.relu, nn.BatchNorm2d),
+        (lambda y: y.detach().mean(), nn.BatchNorm2d),
+        (lambda y: 1.0 if y.max() > 0 else 2.0, nn.BatchNorm2d),
+    ],
 )
 def test_an_example_shows_what_a_trace_does_not(
     read: Callable[[Tensor], Tensor | float], kind: type[nn.Module]

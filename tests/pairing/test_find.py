@@ -318,6 +318,19 @@ def test_operator_with_two_names_goes_by_the_first(x: Tensor) -> None:
     assert find_both_ways(net, x) == Pairing("norm", CONV, exclusive=True)
 
 
+def test_norm_that_is_not_given_a_tensor(x: Tensor) -> None:
+    class Box:
+        def __init__(self, content: Tensor) -> None:
+            self.content = content
+
+    class BoxedNorm(nn.BatchNorm2d):
+        def forward(self, box: Any) -> Tensor:
+            return super().forward(box.content)
+
+    net = Net(lambda net, x: net.norm(Box(net.conv(x))), norm=BoxedNorm(4))
+    assert find_by_watching(net, x)["norm"] == Pairing("norm", (opaque("not reached by tracing"),), exclusive=False)
+
+
 def test_producers_of_all_segments() -> None:
     pairing = Pairing("norm", (BOTH[0], CONV[0], opaque("after relu"), direct("last")), exclusive=False)
     assert pairing.producers == ("conv", "other", "last")

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
 from crossbn.nn.graph import Part, read_calls
 from crossbn.pairing.dataflow import Findings, Segment, Segments, interpret, leaves, sum_of
@@ -98,10 +99,13 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
         made_by[output.grad_fn] = name
 
     def stand_in(norm: BatchNormBase, *args: Any, **kwargs: Any) -> Tensor:
-        x = leaves((args, kwargs), Tensor)[0]
+        if not (tensors := leaves((args, kwargs), Tensor)):
+            return cast("Tensor", type(norm).forward(norm, *args, **kwargs))  # It is given an object of the user's own.
+        x = tensors[0]
         segments = tuple(segment for part in read_calls(x) for segment in _with_names(part, made_by))
         findings.norm_inputs[findings.names[id(norm)]].append(segments)
-        return F.batch_norm(x, x.new_zeros(norm.num_features), x.new_ones(norm.num_features))
+        zeros = torch.zeros(norm.num_features, dtype=x.dtype, device=x.device)
+        return F.batch_norm(x, zeros, zeros + 1)
 
     flags = {parameter: parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()}
     with untouched(model), torch.enable_grad(), ExitStack() as stack:
@@ -112,12 +116,17 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
         for parameter, flag in flags.items():
             stack.callback(parameter.requires_grad_, flag)
             parameter.requires_grad_()
-        output = model(*example_inputs)
-        uses = _count_uses([output, *(vars(module) for module in model.modules())])
+        with _Readers() as readers:
+            output = model(*example_inputs)
+        kept = leaves([output, *(vars(module) for module in model.modules())], Tensor)
+        readers.note([tensor for tensor in kept if tensor.grad_fn is not None])
+    # What else an object of the user's own holds is not known: then nothing has one reader only.
+    unknown = any(not isinstance(leaf, Tensor | str | int | float | None) for leaf in leaves(output, object))
     for node, name in made_by.items():
-        # A parametrization may use its parameters as often as it likes.
-        elsewhere = (uses[parameter] - 1 for parameter in findings.operators[name].parameters(recurse=False))
-        findings.operator_uses[name] += uses[node] + sum(count for count in elsewhere if count > 0)
+        # A parametrization may read its parameters as often as it likes.
+        own = findings.operators[name].parameters(recurse=False)
+        elsewhere = sum(max(readers.counts[parameter] - 1, 0) for parameter in own)
+        findings.operator_uses[name] += readers.counts[node] + elsewhere + unknown
 
 
 def _with_names(part: Part, made_by: Mapping[Any, str]) -> Segments:
@@ -127,17 +136,21 @@ def _with_names(part: Part, made_by: Mapping[Any, str]) -> Segments:
     return (Segment(part.channels, (), False, part.reason, final=not names),)
 
 
-def _count_uses(kept: Any) -> Counter[Any]:
-    """Count how often the graph of what a forward returns or keeps uses each node's result, and each parameter."""
-    heads: list[Any] = [tensor.grad_fn for tensor in leaves(kept, Tensor) if tensor.grad_fn is not None]
-    uses, seen = Counter(heads), set()
-    while heads:
-        if (node := heads.pop()) not in seen:
-            seen.add(node)
-            behind = [each for each, _ in node.next_functions if each is not None]
-            uses.update(getattr(each, "variable", each) for each in behind)
-            heads += behind
-    return uses
+class _Readers(TorchFunctionMode):
+    """Counts how often each tensor is read: by the node of the graph that has made it, a parameter by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[Any] = Counter()
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if leaves(result, Tensor):  # A look at the shape is no reading.
+            self.note([each for each in leaves((args, kwargs), Tensor) if each is not result])
+        return result
+
+    def note(self, tensors: list[Tensor]) -> None:
+        self.counts.update(tensor if tensor.grad_fn is None else tensor.grad_fn for tensor in tensors)
 
 
 @contextmanager
