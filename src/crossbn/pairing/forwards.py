@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +100,7 @@ def watch(model: nn.Module, findings: Findings, example_inputs: tuple[Any, ...])
 
     def stand_in(norm: BatchNormBase, *args: Any, **kwargs: Any) -> Tensor:
         if not (tensors := leaves((args, kwargs), Tensor)):
-            return cast("Tensor", type(norm).forward(norm, *args, **kwargs))  # It is given an object of the user's own.
+            return type(norm).forward(norm, *args, **kwargs)  # It is given an object of the user's own.
         x = tensors[0]
         segments = tuple(segment for part in read_calls(x) for segment in _with_names(part, made_by))
         findings.norm_inputs[findings.names[id(norm)]].append(segments)
