@@ -145,3 +145,38 @@ def test_timm_activation_survives() -> None:
     crossbn.revert_(model)
     assert type(model[1]) is BatchNormAct2d  # type: ignore[index]
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+
+
+class DataDependent(nn.Module):
+    """Looks at the data, so that it cannot be traced, and at what its convolution makes, if it is told to."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor | float] = lambda _: 0.0) -> None:
+        super().__init__()
+        self.conv, self.norm, self.read = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x if x.isfinite().all() else torch.zeros_like(x))
+        out: Tensor = self.norm(y) + self.read(y)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("read", "kind"),
+    [
+        (lambda y: y.shape[1], nn.Identity),
+        (Tensor.relu, nn.BatchNorm2d),
+        (lambda y: y.detach().mean(), nn.BatchNorm2d),
+        (lambda y: 1.0 if y.max() > 0 else 2.0, nn.BatchNorm2d),
+    ],
+)
+def test_an_example_shows_what_a_trace_does_not(
+    read: Callable[[Tensor], Tensor | float], kind: type[nn.Module]
+) -> None:
+    model, x = trained(DataDependent(read), (2, 4, 4))
+    expected = model(x)
+    assert type(crossbn.fold(model).norm) is nn.BatchNorm2d
+    folded = crossbn.fold(model, (x,))
+    assert type(folded.norm) is kind
+    torch.testing.assert_close(folded(x), expected, rtol=1e-10, atol=1e-10)
+    assert not any(parameter.requires_grad for parameter in folded.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())

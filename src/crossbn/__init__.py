@@ -2,9 +2,9 @@
 
 from crossbn import compat, functional, nn
 from crossbn.conversion_report import ConversionReport
-from crossbn.convert import convert_, revert_, set_window_
+from crossbn.convert import convert_, revert_
 from crossbn.fold import fold
-from crossbn.history_state import history_state, load_history_state, reset_history_
+from crossbn.history_state import history_state, load_history_state, reset_history_, set_window_
 from crossbn.messages import ConversionWarning
 from crossbn.nn.scope import stream
 from crossbn.recalibrate import recalibrate_

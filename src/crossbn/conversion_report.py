@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from crossbn.messages import say
 from crossbn.nn.layer import CrossIterBatchNorm
+from crossbn.pairing import Pairing
 
 COMPENSATED = "compensated"
 POOLED = "pooled"
@@ -37,6 +39,31 @@ class NormRecord:
     producers: tuple[str, ...]
     reason: str
     asked: bool = False
+
+    @classmethod
+    def expected(cls, pairing: Pairing, order: int, unpaired: str) -> NormRecord:
+        """Return what will become of a norm by what pairing knows of it, with these options of `convert_`.
+
+        Raises:
+            ValueError: if no operator feeds it, with `unpaired="error"`.
+        """
+        name, producers, segments = pairing.name, pairing.producers, pairing.segments
+        reasons = "; ".join(dict.fromkeys(segment.reason for segment in segments))
+        if order == 0:
+            return cls(name, POOLED, producers, "order 0 compensates nothing")
+        if not all(segment.final for segment in segments):
+            return cls(name, PENDING, (), f"partly {reasons}" if producers else reasons)
+        if not producers and unpaired == "error":
+            raise ValueError(f"no linear operator feeds {name or 'the model'}: {reasons}")
+        if not producers:
+            return cls(name, POOLED if unpaired == "pool" else LEFT, (), reasons)
+        if lacking := [f"{each.channels} channels {each.reason}" for each in segments if not each.producers]:
+            reasons = f"{'pooled only' if unpaired == 'pool' else 'not pooled'}: {'; '.join(lacking)}"
+        elif len(segments) > 1:
+            reasons = f"concatenation of {len(segments)}"
+        elif segments[0].direct:
+            reasons = "direct"
+        return cls(name, COMPENSATED, producers, reasons)
 
 
 class ConversionReport:
@@ -101,8 +128,9 @@ class ConversionReport:
     def __str__(self) -> str:
         rows = [("layer", "status", "producers", "reason")]
         rows += [(r.name or "(root)", r.status, _shorten(", ".join(r.producers)), r.reason) for r in self.records]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join([*_lines(rows, widths), self.summary()])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, self.summary()])
 
     def summary(self) -> str:
         """Return the counts as one line."""
@@ -119,12 +147,8 @@ _REMEDY = (
 
 
 def _main_reasons(records: list[NormRecord]) -> str:
-    counts: dict[str, int] = {}
-    for record in records:
-        if record.status in (LEFT, PENDING):
-            counts[record.reason] = counts.get(record.reason, 0) + 1
-    most = sorted(counts.items(), key=lambda item: -item[1])[:3]
-    return ", ".join(f"{reason} ({count})" for reason, count in most)
+    counts = Counter(record.reason for record in records if record.status in (LEFT, PENDING))
+    return ", ".join(f"{reason} ({count})" for reason, count in counts.most_common(3))
 
 
 def _resolved(record: NormRecord, model: nn.Module) -> NormRecord:
@@ -132,7 +156,7 @@ def _resolved(record: NormRecord, model: nn.Module) -> NormRecord:
     norm = model.get_submodule(record.name) if record.status == PENDING else None
     if not isinstance(norm, CrossIterBatchNorm):
         return record
-    if (operators := [operator for segment in norm.segments for operator in segment.operators]) != []:
+    if operators := [operator for segment in norm.segments for operator in segment.operators]:
         owners = {
             id(parameter): name or "(root)"
             for name, module in model.named_modules()
@@ -144,11 +168,6 @@ def _resolved(record: NormRecord, model: nn.Module) -> NormRecord:
         return NormRecord(record.name, LEFT, (), norm.plain_reason)
     pooled = any(int(segment.history.num_steps) for segment in norm.segments)
     return NormRecord(record.name, POOLED, (), record.reason) if pooled else record
-
-
-def _lines(rows: list[tuple[str, str, str, str]], widths: list[int]) -> Iterator[str]:
-    for row in rows:
-        yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
 
 
 def _shorten(text: str, width: int = 60) -> str:

@@ -6,16 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from crossbn.conversion_report import COMPENSATED, LEFT, PENDING, POOLED, ConversionReport, NormRecord
+from crossbn.conversion_report import LEFT, PENDING, ConversionReport, NormRecord
 from crossbn.functional import Settings, geometry_of, is_linear_operator
+from crossbn.nn import layer
 from crossbn.nn.feeds import make_feed
-from crossbn.nn.layer import (
-    CrossIterBatchNorm,
-    CrossIterBatchNorm1d,
-    CrossIterBatchNorm2d,
-    CrossIterBatchNorm3d,
-    CrossIterBatchNormAct2d,
-)
+from crossbn.nn.layer import CrossIterBatchNorm
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.scope import Scope
 from crossbn.nn.segment import Segment
@@ -24,14 +19,14 @@ from crossbn.pairing import Segment as PairedSegment
 from crossbn.schedules import window_for
 from crossbn.torch_internals import BatchNormBase
 
-GIVEN = "given in pairs"
+_GIVEN = "given in pairs"
 
 _CONVERTED: dict[str, type[CrossIterBatchNorm]] = {
-    "torch.nn.modules.batchnorm.BatchNorm1d": CrossIterBatchNorm1d,
-    "torch.nn.modules.batchnorm.BatchNorm2d": CrossIterBatchNorm2d,
-    "torch.nn.modules.batchnorm.BatchNorm3d": CrossIterBatchNorm3d,
+    "torch.nn.modules.batchnorm.BatchNorm1d": layer.CrossIterBatchNorm1d,
+    "torch.nn.modules.batchnorm.BatchNorm2d": layer.CrossIterBatchNorm2d,
+    "torch.nn.modules.batchnorm.BatchNorm3d": layer.CrossIterBatchNorm3d,
     "torch.nn.modules.batchnorm.SyncBatchNorm": CrossIterBatchNorm,
-    "timm.layers.norm_act.BatchNormAct2d": CrossIterBatchNormAct2d,
+    "timm.layers.norm_act.BatchNormAct2d": layer.CrossIterBatchNormAct2d,
 }
 
 
@@ -79,18 +74,29 @@ def convert_(
         1 norms: 1 compensated, 0 pooled, 0 left alone
     """
     if config is None or window is not None or batch_size is not None:
-        options["window"] = _choose_window(window, batch_size)
+        if (window is None) == (batch_size is None):
+            raise ValueError(f"give exactly one of window and batch_size, got {window!r} and {batch_size!r}")
+        options["window"] = window if batch_size is None else window_for(batch_size)
     settings = Settings.of(config, options)
     if unpaired not in ("pool", "bn", "error"):
         raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
-    pairings = {**find_pairs(model, example_inputs), **_given_pairs(model, pairs or {})}
-    plan = {name: _decide(model, pairing, settings.order, unpaired, filter_fn) for name, pairing in pairings.items()}
-    segments_of = _Segments(model, unpaired)
-    for name, record in plan.items():
+    pairings = find_pairs(model, example_inputs) | _given_pairs(model, pairs or {})
+    records = []
+    for name, pairing in pairings.items():
+        norm = model.get_submodule(name)
+        if filter_fn is not None and not filter_fn(norm, name):
+            records.append(NormRecord(name, LEFT, pairing.producers, "filter_fn says so", asked=True))
+        elif not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
+            reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
+            records.append(NormRecord(name, LEFT, pairing.producers, reason))
+        else:
+            records.append(NormRecord.expected(pairing, settings.order, unpaired))
+    converter = _Converter(model, unpaired)
+    for record in records:
         if record.status != LEFT:
-            found = () if record.status == PENDING else pairings[name].segments
-            _convert_norm_(model.get_submodule(name), name, found, settings, segments_of)
-    report = ConversionReport(plan.values(), model)
+            found = () if record.status == PENDING else pairings[record.name].segments
+            converter.convert_norm_(record.name, found, settings)
+    report = ConversionReport(records, model)
     Scope.mark_(model, report.complete if report.pending else None)
     return report
 
@@ -102,143 +108,72 @@ def revert_(model: nn.Module) -> None:
     Scope.unmark_(model)
 
 
-def set_window_(model: nn.Module, window: int) -> None:
-    """Change the window of every cross-iteration norm now; the latest steps that fit are kept.
-
-    Raises:
-        ValueError: if the model has no such norm, or the window is below 1.
-    """
-    norms = cross_iteration_norms(model)
-    if not norms:
-        raise ValueError("set_window_ needs a converted model, this one has no cross-iteration norm")
-    for norm in norms.values():
-        norm.configure_(replace(norm.settings, window=window))
-
-
 def cross_iteration_norms(model: nn.Module) -> dict[str, CrossIterBatchNorm]:
     """Return the cross-iteration norms of `model` by qualified name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, CrossIterBatchNorm)}
 
 
-def _choose_window(window: int | None, batch_size: int | None) -> int:
-    if (window is None) == (batch_size is None):
-        raise ValueError(f"give exactly one of window and batch_size, got {window!r} and {batch_size!r}")
-    return window_for(batch_size) if batch_size is not None else window  # type: ignore[return-value]  # checked
-
-
 def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> dict[str, Pairing]:
     if not isinstance(pairs, Mapping):
         raise TypeError(f"pairs must map names of norms to names of producers, got {pairs!r}")
-    modules = dict(model.named_modules())
-    given = {}
+    modules, given = dict(model.named_modules()), {}
     for name, value in pairs.items():
-        producers = (value,) if isinstance(value, str) else tuple(value)
-        norm = modules.get(name)
+        producers, norm = (value,) if isinstance(value, str) else tuple(value), modules.get(name)
         if not isinstance(norm, BatchNormBase):
             raise ValueError(f"pairs names the norm {name!r}, which the model does not have")
         for producer in producers:
-            operator = modules.get(producer)
-            if operator is None or not is_linear_operator(operator):
+            if producer not in modules or not is_linear_operator(modules[producer]):
                 raise ValueError(f"pairs names the producer {producer!r} of {name}, which is no operator of the model")
-            channels = geometry_of(operator).out_channels
+            channels = geometry_of(modules[producer]).out_channels
             if channels != norm.num_features:
                 raise ValueError(f"{name} has {norm.num_features} channels and its producer {producer} {channels}")
-        # Not direct: two norms that are given the same producer may read different calls of it.
-        segment = PairedSegment(norm.num_features, producers, False, GIVEN)
-        given[name] = Pairing(name, (segment,), exclusive=False)
+        # Not complete, so not direct: two norms that are given the same producer may read different calls of it.
+        found = PairedSegment(norm.num_features, producers, False, _GIVEN)
+        given[name] = Pairing(name, (found,), exclusive=False)
     return given
 
 
-def _decide(
-    model: nn.Module,
-    pairing: Pairing,
-    order: int,
-    unpaired: str,
-    filter_fn: Callable[[nn.Module, str], bool] | None,
-) -> NormRecord:
-    norm, name = model.get_submodule(pairing.name), pairing.name
-    producers = tuple(dict.fromkeys(p for segment in pairing.segments for p in segment.producers))
-    if filter_fn is not None and not filter_fn(norm, name):
-        return NormRecord(name, LEFT, producers, "filter_fn says so", asked=True)
-    if not isinstance(norm, CrossIterBatchNorm) and _type_name(norm) not in _CONVERTED:
-        reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
-        return NormRecord(name, LEFT, producers, reason)
-    if order == 0:
-        return NormRecord(name, POOLED, producers, "order 0 compensates nothing")
-    if producers:
-        if not all(segment.final for segment in pairing.segments):
-            return NormRecord(name, PENDING, (), "partly " + _reasons(pairing))
-        lacking = [f"{s.channels} channels {s.reason}" for s in pairing.segments if not s.producers]
-        what = "pooled only" if unpaired == "pool" else "not pooled"
-        reason = f"{what}: {'; '.join(lacking)}" if lacking else _describe(pairing)
-        return NormRecord(name, COMPENSATED, producers, reason)
-    if not all(segment.final for segment in pairing.segments):
-        return NormRecord(name, PENDING, (), _reasons(pairing))
-    if unpaired == "error":
-        raise ValueError(f"no linear operator feeds {name or 'the model'}: {_reasons(pairing)}")
-    return NormRecord(name, POOLED if unpaired == "pool" else LEFT, (), _reasons(pairing))
-
-
-def _reasons(pairing: Pairing) -> str:
-    return "; ".join(dict.fromkeys(segment.reason for segment in pairing.segments))
-
-
-def _describe(pairing: Pairing) -> str:
-    if len(pairing.segments) > 1:
-        return f"concatenation of {len(pairing.segments)}"
-    return "direct" if pairing.segments[0].direct else pairing.segments[0].reason
-
-
-class _Segments:
-    """The producers and shared segments of one conversion: an operator is watched once, whomever it feeds."""
+class _Converter:
+    """Converts norms of a model. An operator is watched once, and its output has one segment, whomever it feeds."""
 
     def __init__(self, model: nn.Module, unpaired: str) -> None:
-        self._model = model
-        self.unpaired = unpaired
+        self._model, self._unpaired = model, unpaired
         self._producers: dict[str, Producer] = {}
-        self._shared: dict[tuple[str, Settings], Segment] = {}
+        self._shared: dict[tuple[tuple[str, ...], Settings], Segment] = {}
 
-    def modules(self, found: PairedSegment) -> list[nn.Module]:
-        return [self._model.get_submodule(name) for name in found.producers]
+    def convert_norm_(self, name: str, found: Sequence[PairedSegment], settings: Settings) -> None:
+        norm = self._model.get_submodule(name)
+        fresh = not isinstance(norm, CrossIterBatchNorm)
+        if fresh:
+            norm.__class__ = _CONVERTED[_type_name(norm)]
+        assert isinstance(norm, CrossIterBatchNorm)
+        if norm.plain_type() is nn.SyncBatchNorm:
+            group = settings.process_group or getattr(norm, "process_group", None)
+            settings = replace(settings, sync=True, process_group=group)
+        if fresh:
+            norm._become_cross_iteration_(settings, name)
+        norm.feeds.unpaired = self._unpaired
+        wanted = [(each.channels, [self._model.get_submodule(name) for name in each.producers]) for each in found]
+        present = [(segment.channels, [producer.module for producer in segment.producers]) for segment in norm.segments]
+        if not fresh and (not found or wanted == present):
+            norm.configure_(settings)
+            return
+        norm.settings = norm.feeds.settings = settings
+        norm.feeds.set_main_(make_feed([self._segment(each, settings, norm.feeds.like()) for each in found]))
 
-    def make(self, found: PairedSegment, settings: Settings, like: Tensor) -> Segment:
-        if not found.direct:
-            return self._new(found, settings, like)
-        key = (found.producers[0], settings)
-        if key not in self._shared:
-            self._shared[key] = self._new(found, settings, like)
-        return self._shared[key]
-
-    def _new(self, found: PairedSegment, settings: Settings, like: Tensor) -> Segment:
-        given = found.reason == GIVEN
-        for name, module in zip(found.producers, self.modules(found), strict=True):
+    def _segment(self, found: PairedSegment, settings: Settings, like: Tensor) -> Segment:
+        key = (found.producers, settings)
+        if found.direct and key in self._shared:
+            return self._shared[key]
+        given = found.reason == _GIVEN
+        for name in found.producers:
             if name not in self._producers:
-                self._producers[name] = Producer(module)
+                self._producers[name] = Producer(self._model.get_submodule(name))
             self._producers[name].always |= given
         operators = [Operator.of_producer(self._producers[name]) for name in found.producers]
-        pooled = bool(operators) or self.unpaired == "pool" or settings.order == 0
-        return Segment(found.channels, operators, settings, like, found.direct, given, pooled)
-
-
-def _convert_norm_(
-    norm: nn.Module, name: str, found: Sequence[PairedSegment], settings: Settings, segments_of: _Segments
-) -> None:
-    fresh = not isinstance(norm, CrossIterBatchNorm)
-    if fresh:
-        norm.__class__ = _CONVERTED[_type_name(norm)]
-    assert isinstance(norm, CrossIterBatchNorm)
-    if norm.plain_type() is nn.SyncBatchNorm:
-        group = settings.process_group or getattr(norm, "process_group", None)
-        settings = replace(settings, sync=True, process_group=group)
-    if fresh:
-        norm._become_cross_iteration_(settings, name)
-    norm.feeds.unpaired = segments_of.unpaired
-    wanted = [(each.channels, segments_of.modules(each)) for each in found]
-    if not fresh and (not found or wanted == [(s.channels, [p.module for p in s.producers]) for s in norm.segments]):
-        norm.configure_(settings)
-        return
-    norm.settings = norm.feeds.settings = settings
-    norm.feeds.set_main_(make_feed([segments_of.make(each, settings, norm.feeds.like()) for each in found]))
+        pooled = bool(operators) or self._unpaired == "pool" or settings.order == 0
+        segment = Segment(found.channels, operators, settings, like, found.direct, given, pooled)
+        return self._shared.setdefault(key, segment) if found.direct else segment
 
 
 def _type_name(module: nn.Module) -> str:

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from crossbn.convert import cross_iteration_norms, revert_
 from crossbn.functional import LINEAR_OPERATORS, is_linear_operator
 from crossbn.pairing import find_pairs
+from crossbn.swap import replace_modules_
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
             operator = folded.get_submodule(pairing.segments[0].producers[0])
             if is_linear_operator(operator) or _stays_itself(operator, norm):
                 _fold_into_(operator, norm)
-                _replace_(folded, norm, _what_follows(norm))
+                replace_modules_(folded, {norm: _what_follows(norm)})
     return folded
 
 
@@ -82,13 +83,10 @@ def _fold_into_(operator: nn.Module, norm: _BatchNorm) -> None:
         del operator.parametrizations
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    if norm.weight is not None:
-        scale = scale * norm.weight
-    bias = -norm.running_mean
-    if isinstance(old_bias, Tensor):
-        bias = bias + old_bias
-    shift = bias * scale if norm.bias is None else bias * scale + norm.bias
+    scale = torch.rsqrt(norm.running_var + norm.eps) * (1 if norm.weight is None else norm.weight)
+    shift = ((old_bias if isinstance(old_bias, Tensor) else 0) - norm.running_mean) * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias
     scaled = weight * _along_outputs(scale, operator, weight)
     operator.weight = nn.Parameter(scaled.to(weight.dtype).contiguous(), requires_grad=False)
     operator.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
@@ -108,10 +106,3 @@ def _what_follows(norm: _BatchNorm) -> nn.Module:
     following = [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]
     following = [module for module in following if not isinstance(module, nn.Identity)]
     return nn.Sequential(*following) if following else nn.Identity()
-
-
-def _replace_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child is old:
-                setattr(parent, name, new)

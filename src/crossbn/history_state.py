@@ -1,4 +1,4 @@
-"""Saving, restoring and forgetting what the cross-iteration norms of a model remember.
+"""Saving, restoring, shortening and forgetting what the cross-iteration norms of a model remember.
 
 A state has plain tensors, by names of three parts: the norm, the place of a segment in it, and what it is.
 
@@ -13,8 +13,9 @@ A state has plain tensors, by names of three parts: the norm, the place of a seg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Segment
 
 _MOST_STEPS = 2**53
+_PLACE = re.compile(r"([^/]*)(?:/([^/#]*)#([0-9]+)#([0-9]+))?/([0-9]+)")  # norm, stream, call, choice, segment
+_Norms = Mapping[str, CrossIterBatchNorm]
 _Parts = dict[str, dict[str, Tensor]]
 
 
@@ -44,8 +47,8 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
     state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
     owners: dict[int, str] = {}
     for place, segment in _places(norms):
-        owner = owners.setdefault(id(segment), str(place))
-        if owner != str(place):
+        owner = owners.setdefault(id(segment), place)
+        if owner != place:
             state[f"{place}/of"] = torch.tensor(list(owner.encode()), dtype=torch.uint8)
             continue
         state[f"{place}/layout"] = layout_of(segment)
@@ -68,92 +71,87 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     for key, tensor in state.items():
         owner, _, name = key.rpartition("/")
         parts.setdefault(owner, {})[name] = tensor
-    _check_burn_in(norms, parts)
-    present = {str(place): segment for place, segment in _places(norms)}
+    burnt = {name: _burnt(name, parts.pop(name, {})) for name in norms}
+    present = dict(_places(norms))
     made = _make_missing(norms, parts, present)
-    saved = {owner: part for owner, part in parts.items() if owner not in norms and "of" not in part}
+    segments, saved = {**present, **made}, {owner: part for owner, part in parts.items() if "of" not in part}
     for owner, part in saved.items():
-        segment, layout = made.get(owner) or present[owner], part.pop("layout", None)
-        problem = misfit(segment.history, part) or (None if layout is None else mismatch(segment, layout))
+        layout = part.pop("layout", None)
+        problem = misfit(segments[owner].history, part)
+        if problem is None and layout is not None:
+            problem = mismatch(segments[owner], layout)
         if problem is not None:
             raise ValueError(f"{owner}: {problem}")
-    forgotten = []
+    owners: dict[int, str] = {}
     for owner, segment in present.items():
-        if owner not in parts and _is_first(owner, segment, present):
-            if segment.producers:
-                raise ValueError(f"{owner}: {misfit(segment.history, {})}")
-            forgotten.append(segment)
-    for segment in forgotten:
-        segment.forget()
-    _take_over(norms, parts, saved, {**present, **made}, made)
+        owners.setdefault(id(segment), owner)
+    unsaved = [owner for owner in owners.values() if owner not in parts]
+    for owner in unsaved:
+        if present[owner].producers:
+            raise ValueError(f"{owner}: {misfit(present[owner].history, {})}")
+    # All is checked; nothing has been changed so far.
+    for owner in unsaved:
+        present[owner].forget()
+    _add_feeds(norms, made)
+    for owner, part in saved.items():
+        segments[owner].history.load_(part)
+        for operator in segments[owner].operators:
+            operator.parameter = None  # it is the weight of the next forward, whatever object that is
+    for name, norm in norms.items():
+        norm.burnt.copy_(burnt[name])
 
 
-class _Place(NamedTuple):
-    """Where in a model a segment is."""
+def set_window_(model: nn.Module, window: int) -> None:
+    """Change the window of every cross-iteration norm now; the latest steps that fit are kept.
 
-    norm: str
-    site: CallSite
-    choice: int
-    number: int
-
-    def __str__(self) -> str:
-        if self.site == CallSite() and self.choice == 0:
-            return f"{self.norm}/{self.number}"
-        return f"{self.norm}/{self.site.stream}#{self.site.number}#{self.choice}/{self.number}"
-
-    @classmethod
-    def of(cls, owner: str) -> _Place | None:
-        """Return the place of that name, if it is one."""
-        norm, *middle, number = owner.split("/") if "/" in owner else (owner, "")
-        if len(middle) > 1 or not number.isdecimal():
-            return None
-        if not middle:
-            return cls(norm, CallSite(), 0, int(number))
-        stream, *rest = middle[0].split("#")
-        if len(rest) != 2 or not all(each.isdecimal() for each in rest):
-            return None
-        return cls(norm, CallSite(stream, int(rest[0])), int(rest[1]), int(number))
+    Raises:
+        ValueError: if the model has no such norm, or the window is below 1.
+    """
+    norms = cross_iteration_norms(model)
+    if not norms:
+        raise ValueError("set_window_ needs a converted model, this one has no cross-iteration norm")
+    for norm in norms.values():
+        norm.configure_(replace(norm.settings, window=window))
 
 
-def _places(norms: Mapping[str, CrossIterBatchNorm]) -> Iterator[tuple[_Place, Segment]]:
-    """Yield every segment of every norm, shared ones several times."""
+def reset_history_(model: nn.Module) -> None:
+    """Forget the remembered steps and the progress of burn-in of every cross-iteration norm of `model`."""
+    for norm in cross_iteration_norms(model).values():
+        norm.reset_history_()
+
+
+def _places(norms: _Norms) -> Iterator[tuple[str, Segment]]:
+    """Yield every segment of every norm with the name of its place, shared ones several times."""
     for name, norm in norms.items():
         for site, choice, feed in norm.feeds.choices():
+            where = f"{name}/{site.stream}#{site.number}#{choice}" if site != CallSite() or choice else name
             for number, segment in enumerate(feed):
-                yield _Place(name, site, choice, number), segment
+                yield f"{where}/{number}", segment
 
 
-def _is_first(owner: str, segment: Segment, present: Mapping[str, Segment]) -> bool:
-    return next(name for name, other in present.items() if other is segment) == owner
+def _burnt(name: str, part: Mapping[str, Tensor]) -> Tensor:
+    if part.keys() != {"burnt"}:
+        raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
+    burnt = part["burnt"]
+    if burnt.dtype is not torch.int64 or burnt.ndim or not 0 <= int(burnt) <= _MOST_STEPS:
+        raise ValueError(f"{name}: burnt must be an int64 from 0 on, got {burnt}")
+    return burnt
 
 
-def _check_burn_in(norms: Mapping[str, CrossIterBatchNorm], parts: _Parts) -> None:
-    for name in norms:
-        part = parts.get(name, {})
-        if part.keys() != {"burnt"}:
-            raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
-        burnt = part["burnt"]
-        if burnt.dtype is not torch.int64 or burnt.ndim or not 0 <= int(burnt) <= _MOST_STEPS:
-            raise ValueError(f"{name}: burnt must be an int64 from 0 on, got {burnt}")
-
-
-def _make_missing(
-    norms: Mapping[str, CrossIterBatchNorm], parts: _Parts, present: Mapping[str, Segment]
-) -> dict[str, Segment]:
+def _make_missing(norms: _Norms, parts: _Parts, present: Mapping[str, Segment]) -> dict[str, Segment]:
     """Make the segments that the state has and the model, which has not run yet, has not."""
     made: dict[str, Segment] = {}
-    for owner, part in parts.items():
-        if owner in norms or owner in present:
-            continue
-        place = _Place.of(owner)
-        if place is None or place.norm not in norms or not ("of" in part or "layout" in part):
+    missing = {owner: part for owner, part in parts.items() if owner not in present}
+    for owner, part in missing.items():
+        place = _PLACE.fullmatch(owner)
+        if place is None or place[1] not in norms or not part.keys() & {"of", "layout"}:
             key = f"{owner}/{next(iter(part))}"
             raise ValueError(f"the history state has {key!r}, for which the model has no layer")
-        norm = norms[place.norm]
+        norm = norms[place[1]]
         if "layout" in part:
             made[owner] = segment_of(part["layout"], norm.settings, norm.feeds.like(), norm.label)
-    for owner, part in parts.items():
-        if "of" in part and owner not in present:
+    for owner, part in missing.items():
+        if "of" in part:
             other = bytes(part["of"].tolist()).decode(errors="replace")
             if other not in made and other not in present:
                 raise ValueError(f"{owner}: the history state says it is that of {other!r}, which is not there")
@@ -161,29 +159,13 @@ def _make_missing(
     return made
 
 
-def _take_over(
-    norms: Mapping[str, CrossIterBatchNorm],
-    parts: _Parts,
-    saved: _Parts,
-    segments: Mapping[str, Segment],
-    made: Mapping[str, Segment],
-) -> None:
+def _add_feeds(norms: _Norms, made: Mapping[str, Segment]) -> None:
     feeds: dict[tuple[str, CallSite, int], dict[int, Segment]] = {}
     for owner, segment in made.items():
-        place = _Place.of(owner)
+        place = _PLACE.fullmatch(owner)
         assert place is not None
-        feeds.setdefault((place.norm, place.site, place.choice), {})[place.number] = segment
-    for (name, site, _), by_number in sorted(feeds.items()):
-        norms[name].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))
-    for owner, part in saved.items():
-        segments[owner].history.load_(part)
-        for operator in segments[owner].operators:
-            operator.parameter = None  # it is the weight of the next forward, whatever object that is
-    for name, norm in norms.items():
-        norm.burnt.copy_(parts[name]["burnt"])
-
-
-def reset_history_(model: nn.Module) -> None:
-    """Forget the remembered steps and the progress of burn-in of every cross-iteration norm of `model`."""
-    for norm in cross_iteration_norms(model).values():
-        norm.reset_history_()
+        norm, stream, call, choice, number = place.groups(default="0")
+        site = CallSite(stream, int(call)) if place[2] is not None else CallSite()
+        feeds.setdefault((norm, site, int(choice)), {})[int(number)] = segment
+    for (norm, site, _), by_number in sorted(feeds.items()):
+        norms[norm].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))

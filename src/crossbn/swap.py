@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from crossbn.convert import convert_, revert_
+from crossbn.convert import convert_, cross_iteration_norms, revert_
 from crossbn.functional import geometry_of
 from crossbn.nn import CrossIterBatchNorm, KalmanNorm, SyncBatchNorm, make_norm
 from crossbn.nn.norms.base import RankedNorm
@@ -81,7 +81,11 @@ def swap_norm_(
     norms = {path: norm for path, norm in model.named_modules() if isinstance(norm, _BatchNorm | RankedNorm)}
     left = {path: reason for path, norm in norms.items() if (reason := _why_not(norm, path, filter_fn))}
     chosen = {path: norm for path, norm in norms.items() if path not in left}
-    _replace_(model, {norm: make_successor(norm, name, _dims(norm), path, options) for path, norm in chosen.items()})
+    new = {norm: make_successor(norm, name, _dims(norm), path, options) for path, norm in chosen.items()}
+    replace_modules_(model, new)
+    revert_(nn.ModuleList(new))  # This takes their hooks off the operators.
+    if not cross_iteration_norms(model):
+        revert_(model)  # This takes off what the conversion had put on the model itself.
     if name == "kn":
         _chain_(model, example_inputs)
     return SwapReport(name, tuple(chosen), left)
@@ -123,14 +127,10 @@ def _is_own(kind: type[nn.Module]) -> bool:
     return issubclass(kind, RankedNorm) and kind.__module__.startswith("crossbn.nn.norms.")
 
 
-def _replace_(model: nn.Module, new: dict[_BatchNorm | RankedNorm, nn.Module]) -> None:
+def replace_modules_(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
+    """Put new modules in the places of old ones, under all their names."""
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children has a shared one once only
-            if isinstance(child, _NormBase) and child in new:
-                parent._modules[name] = new[child]
-    revert_(nn.ModuleList(new))  # This takes their hooks off the operators.
-    if not any(isinstance(module, CrossIterBatchNorm) for module in model.modules()):
-        revert_(model)  # This takes off what the conversion had put on the model itself.
+        parent._modules.update({name: new[child] for name, child in parent._modules.items() if child in new})
 
 
 def _chain_(model: nn.Module, example_inputs: tuple[Any, ...] | None) -> None:

@@ -31,18 +31,10 @@ class Residual(nn.Module):
         return x
 
 
-class DataDependent(Residual):
-    """The same, out of reach of symbolic tracing."""
-
-    def forward(self, y: Tensor) -> Tensor:
-        return super().forward(y if y.isfinite().all() else torch.zeros_like(y))
-
-
-@pytest.mark.parametrize(("kind", "example_inputs"), [(Residual, None), (DataDependent, (torch.randn(2, 2, 5, 5),))])
-def test_an_operator_that_reads_a_sum(kind: type[nn.Module], example_inputs: tuple[Tensor] | None) -> None:
-    model = kind()
-    crossbn.convert_(model, window=3, example_inputs=example_inputs)
-    assert extend_(model, example_inputs) == {
+def test_an_operator_that_reads_a_sum() -> None:
+    model = Residual()
+    crossbn.convert_(model, window=3)
+    assert extend_(model) == {
         "norm1": "one layer: conv1 reads input of the model, no norm before it",
         "norm2": "two layers: conv1 before norm1, too",
         "norm3": "one layer: conv3 reads a mix of norm1, norm2",

@@ -126,6 +126,12 @@ def find_by_watching(model: nn.Module, x: Tensor) -> dict[str, Pairing]:
     return {pairing.name.removeprefix("model."): _without_prefix(pairing) for pairing in pairings}
 
 
+def structure(pairing: Pairing) -> list[tuple[object, ...]]:
+    """What does not depend on how a norm's input was looked at: the reasons in words do."""
+    segments = [(segment.channels, segment.producers, segment.direct) for segment in pairing.segments]
+    return [(pairing.exclusive,), *segments]
+
+
 def _without_prefix(pairing: Pairing) -> Pairing:
     segments = tuple(
         replace(

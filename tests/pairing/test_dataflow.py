@@ -1,85 +1,81 @@
 """What tensors are made of: how sums and concatenations are kept flat, how wide they are, and what counts as a use."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from crossbn.pairing.dataflow import Part, Parts, Recorder, Value, add, concatenate, opaque, width
+from crossbn.pairing import find_pairs
+from tests.pairing.networks import Net
 
-
-def operator(name: str, channels: int = 4, dimensions: int = 4) -> Part:
-    return Part(channels, name, (name,), complete=True, final=True, dimensions=dimensions)
-
-
-A, B, WIDE, LINEAR = operator("a"), operator("b"), operator("wide", 6), operator("linear", dimensions=2)
-(KNOWN,), (UNKNOWN,) = opaque("after relu", 4), opaque("input of the model")
+Body = Callable[[Any, Tensor], Any]
 
 
-def sum_of(*names: str, channels: int = 4, rest: bool = False) -> Part:
-    reason = " + ".join([*names, "rest"] if rest else names)
-    return Part(channels, reason, names, complete=not rest, final=True, dimensions=4)
-
-
-@pytest.mark.parametrize(
-    ("operands", "expected"),
-    [
-        ([(A,), (B,)], sum_of("a", "b")),
-        ([(sum_of("a", "b"),), (KNOWN,)], sum_of("a", "b", rest=True)),
-        ([(sum_of("a", rest=True),), (B,)], sum_of("a", "b", rest=True)),
-        ([(UNKNOWN,), (A,)], sum_of("a", rest=True)),
-        ([(KNOWN,), (UNKNOWN,)], Part(4, "after add")),
-        ([(A,), (WIDE,)], Part(6, "after add with broadcast channels")),
-        ([(A,), (A,)], Part(4, "after add")),
-        ([(sum_of("a", "b"),), (A,)], Part(4, "after add")),
-        ([(WIDE,), (Part(2, "x"), A)], sum_of("wide", channels=6, rest=True)),
-    ],
-)
-def test_sums_are_flat(operands: list[Parts], expected: Part) -> None:
-    first, second = map(Value, operands)
-    assert add(first, second) == (expected,)
+def read(body: Body, channels: int = 4) -> list[tuple[int, str]]:
+    """Widths and reasons of what a norm reads, which is what `body` returns."""
+    layers = {"third": nn.Conv2d(3, 4, 1), "wide": nn.Conv2d(3, 6, 1), "norm": nn.BatchNorm2d(channels)}
+    pairing = find_pairs(Net(lambda net, x: net.norm(body(net, x)), **layers))["norm"]
+    return [(segment.channels, segment.reason) for segment in pairing.segments]
 
 
 @pytest.mark.parametrize(
-    ("operands", "dim", "expected"),
+    ("body", "channels", "expected"),
     [
-        ([(A,), (B,)], 1, (A, B)),
-        ([(A,), (UNKNOWN,)], -3, (A, UNKNOWN)),
-        ([(LINEAR,), (UNKNOWN,)], -1, (LINEAR, UNKNOWN)),
-        ([(A, B), (sum_of("a", "b"),)], 1, (A, B, sum_of("a", "b"))),
-        ([(A,)], 1, (A,)),
-        ([(A,), (B,)], 0, opaque("after cat along dimension 0")),
-        ([(A,), (B,)], -1, opaque("after cat along dimension -1")),
-        ([(A,), (LINEAR,)], -3, opaque("after cat along dimension -3")),
-        ([(KNOWN,), (UNKNOWN,)], -3, opaque("after cat along dimension -3")),
+        (lambda net, x: net.conv(x) + net.other(x) + net.third(x), 4, "conv + other + third"),
+        (lambda net, x: (net.conv(x) + net.other(x)) + net.third(x).relu(), 4, "conv + other + rest"),
+        (lambda net, x: (net.conv(x) + net.third(x).relu()) + net.other(x), 4, "conv + other + rest"),
+        (lambda net, x: x + net.conv(x), 4, "conv + rest"),
+        (lambda net, x: net.conv(x).relu() + x, 4, "after add"),
+        (lambda net, x: net.conv(x) + net.wide(x), 6, "after add with broadcast channels"),
+        (lambda net, x: (y := net.conv(x)) + net.other(x) + y, 4, "after add"),
+        (lambda net, x: net.wide(x) + torch.cat([x[:, :2], net.conv(x)], 1), 6, "wide + rest"),
     ],
 )
-def test_concatenations_are_flat_and_along_channels(operands: list[Parts], dim: int, expected: Parts) -> None:
-    assert concatenate([Value(parts) for parts in operands], dim) == expected
+def test_sums_are_flat(body: Body, channels: int, expected: str) -> None:
+    assert read(body, channels) == [(channels, expected)]
 
 
-@pytest.mark.parametrize(("parts", "expected"), [((A,), 4), ((UNKNOWN,), None), ((A, WIDE), 10), ((A, UNKNOWN), None)])
-def test_width(parts: Parts, expected: int | None) -> None:
-    assert width(parts) == expected
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (lambda net, x: [net.conv(x), net.wide(x)], [(4, "conv"), (6, "wide")]),
+        (lambda net, x: [net.wide(x), x.relu()], [(6, "wide"), (4, "after relu")]),
+        (
+            lambda net, x: [torch.cat([net.conv(x), F.max_pool2d(net.other(x), 1)], 1), x],
+            [(4, "conv"), (4, "after max_pool2d"), (2, "input of the model")],
+        ),
+        (lambda net, x: [net.conv(x), net.wide(x).relu().split(2)[0]], [(4, "conv"), (6, "after split")]),
+    ],
+)
+def test_concatenations_are_flat_and_one_width_is_what_is_left(body: Body, expected: list[tuple[int, str]]) -> None:
+    assert read(lambda net, x: torch.cat(body(net, x), 1), 10) == expected
 
 
-def test_what_counts_as_a_use() -> None:
-    """Copies and looks at the shape are none; every reader of the output, of a copy, or of the weight is one."""
-    conv = nn.Conv2d(3, 4, 1)
-    model = nn.Sequential(conv)
-    recorder = Recorder(model)
-    out = recorder.call_module(conv, (recorder.make_input(model),), {})
-    copy = recorder.call_function("clone", (out,), {})
-    recorder.call_function("size", (out, 1), {})
-    assert (copy.parts, recorder.operator_uses["0"]) == (out.parts, 0)
-    recorder.call_function("relu", (copy,), {})
-    recorder.use([conv.weight])
-    assert recorder.operator_uses["0"] == 2
+@pytest.mark.parametrize(
+    ("also", "exclusive"),
+    [
+        (lambda _, y: y.shape, True),
+        (lambda _, y: y.clone(), False),
+        (lambda _, y: y.clone().relu(), False),
+        (lambda net, _: net.conv.weight.sum(), False),
+    ],
+    ids=["a look at the shape", "a copy that is returned", "a copy that is read", "the weight"],
+)
+def test_what_counts_as_a_use(also: Body, exclusive: bool) -> None:
+    net = Net(lambda net, x: (net.norm(y := net.conv(x)), also(net, y)))
+    assert find_pairs(net)["norm"].exclusive is exclusive
+
+
+def test_a_copy_that_nobody_reads_is_no_use() -> None:
+    net = Net(lambda net, x: (y := net.conv(x), y.clone(), net.norm(y))[2])
+    assert find_pairs(net)["norm"].exclusive
 
 
 @pytest.mark.parametrize("name", ["identity", "dropout", "add", "clone"])
 def test_a_module_from_outside_torch_means_nothing_by_its_name(name: str) -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 1), type(name.title(), (nn.Conv2d,), {"forward": lambda _, x: x.relu()})(4, 4, 1)
-    )
-    recorder = Recorder(model)
-    out = recorder.call_module(model[0], (recorder.make_input(model),), {})
-    assert recorder.call_module(model[1], (out,), {}).parts == opaque(f"after {name}")
+    kind = type(name.title(), (nn.Conv2d,), {"forward": lambda _, x: x.relu()})
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, 4, 1), nn.BatchNorm2d(4))
+    assert find_pairs(model)["2"].segments[0].reason == f"after {name}"

@@ -24,10 +24,8 @@ def cat(tensors: list[Tensor]) -> Tensor:
         (torch.concat, "cat"),
         (operator.add, "add"),
         (operator.iadd, "add_"),
-        (torch.Tensor.__radd__, "add"),
         (torch.Tensor.add_, "add_"),
         (F.max_pool2d, "max_pool2d"),
-        (torch.Tensor.shape.__get__, "shape"),  # type: ignore[attr-defined]  # a C property
         (torch.Tensor.__getitem__, "getitem"),
         (cat, "function cat"),
         ("add", "add"),

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from crossbn import functional as C  # the library's F
 from crossbn.convert import cross_iteration_norms
@@ -34,10 +34,12 @@ from crossbn.nn.recompute import Pass, current_pass, may_be_recomputed
 from crossbn.nn.segment import Calls, Segment
 from crossbn.pairing import Pairing, find_pairs
 from crossbn.pairing.calls import Call
-from crossbn.torch_internals import backward_is_running, graph_break_rest
+from crossbn.torch_internals import BatchNormBase, backward_is_running, graph_break_rest
+
+_NORMS_AND_OPERATORS = (BatchNormBase, *C.LINEAR_OPERATORS)
 
 
-def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> dict[str, str]:
+def extend_(model: nn.Module) -> dict[str, str]:
     """Compensate the norms of a converted model for the weight before their previous norm as well.
 
     The previous norm is the only one whose output reaches the norm's operator, with activations, dropout, pooling and
@@ -46,7 +48,6 @@ def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> 
 
     Args:
         model: after `convert_`.
-        example_inputs: positional arguments for one forward to watch, for models that cannot be traced.
 
     Returns:
         For each compensated norm a phrase that says which operator is followed, or why none is.
@@ -63,10 +64,10 @@ def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> 
         >>> extend_(model)["4"]
         'two layers: 0 before 1, too'
     """
-    norms, pairings = cross_iteration_norms(model), find_pairs(model, example_inputs)
+    norms, pairings = cross_iteration_norms(model), find_pairs(model)
     if not norms:
         raise ValueError("extend_ needs a converted model, this one has no cross-iteration norm")
-    earlier, reasons = {}, {}
+    read_by, earlier, reasons = _find_origins(model), {}, {}
     feeding: dict[nn.Module, str] = {}
     for name, norm in norms.items():
         _check_settings(name, norm.settings)
@@ -76,7 +77,7 @@ def extend_(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> 
         module = segment.producers[0].module
         if (other := feeding.setdefault(module, name)) != name:
             raise ValueError(f"{name}: two layers are for norms with an operator of their own, {other} reads it too")
-        operator, reasons[name] = _find_earlier(segment, pairings[name], pairings)
+        operator, reasons[name] = _find_earlier(segment, name, pairings, read_by)
         if operator is not None:
             earlier[name] = model.get_submodule(operator)
             _check_weight(name, earlier[name])
@@ -109,11 +110,41 @@ def _only_segment(norm: str, segments: Sequence[Segment], pairing: Pairing) -> S
     raise ValueError(f"{norm}: two layers are for a norm that reads one operator, this one reads {read}")
 
 
-def _find_earlier(segment: Segment, pairing: Pairing, pairings: Mapping[str, Pairing]) -> tuple[str | None, str]:
+class _Tracer(fx.Tracer):
+    """Stops at norms and operators, whoever wrote them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _NORMS_AND_OPERATORS) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _find_origins(model: nn.Module) -> dict[str, list[str]]:
+    """Return what each operator reads: the norms and operators that its input is computed from, or the model's input.
+
+    What lies before another norm or operator is not counted. Nothing is known of a model that cannot be traced.
+    """
+    found: dict[str, list[str]] = {}
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:  # Model code that needs real tensors fails in ways of its own.
+        return {}
+    behind: dict[fx.Node, set[str]] = {}
+    for node in graph.nodes:
+        behind[node] = set().union(*(behind[each] for each in node.all_input_nodes))
+        if node.op == "placeholder":
+            behind[node] = {"input of the model"}
+        elif node.op == "call_module" and isinstance(model.get_submodule(node.target), _NORMS_AND_OPERATORS):
+            found[node.target], behind[node] = sorted(behind[node]), {node.target}
+    return found
+
+
+def _find_earlier(
+    segment: Segment, name: str, pairings: Mapping[str, Pairing], read_by: Mapping[str, list[str]]
+) -> tuple[str | None, str]:
     """Return the operator before the previous norm, None if there is none, and a phrase that says why it is that."""
-    if segment.given or not pairing.origins:
+    producer = next(iter(pairings[name].producers), "")
+    origins = [] if segment.given else read_by.get(producer, [])
+    if not origins:
         return None, "one layer: what its operator reads is not known"
-    producer, origins = pairing.producers[0], sorted(pairing.origins)
     if len(origins) > 1:
         more = f" and {len(origins) - 3} more" if len(origins) > 3 else ""
         return None, f"one layer: {producer} reads a mix of {', '.join(origins[:3])}{more}"

@@ -25,7 +25,7 @@ def reasons(pairs: dict[str, Pairing]) -> dict[str, str]:
 def test_without_an_example_the_traceable_parts_are_found() -> None:
     pairs = find_pairs(DataDependentNet())
     assert reasons(pairs) == {"trunk.1": "trunk.0", "norm": NOT_REACHED, "unused": NOT_REACHED}
-    assert pairs["norm"].segments == (Segment(6, (), direct=False, reason=NOT_REACHED),)
+    assert pairs["norm"].segments == (Segment(6, (), complete=False, reason=NOT_REACHED),)
     assert [pairing.segments[0].final for pairing in pairs.values()] == [True, False, False]
 
 
@@ -40,8 +40,8 @@ def test_inputs_of_parts_become_known() -> None:
     model = Untraceable(nn.Sequential(nn.Conv2d(3, 4, 1), Untraceable(PreActivationBlock(4, 8))))
     alone = find_pairs(model)["model.1.model.norm1"]
     seen = find_pairs(model, (torch.rand(1, 3, 4, 4),))["model.1.model.norm1"]
-    assert alone.segments == (Segment(4, (), direct=False, reason="input of model.1.model"),)
-    assert seen.segments == (Segment(4, ("model.0",), direct=True, reason="model.0"),)
+    assert alone.segments == (Segment(4, (), complete=False, reason="input of model.1.model"),)
+    assert seen.segments == (Segment(4, ("model.0",), complete=True, reason="model.0"),)
 
 
 def test_shared_part_called_twice_is_seen_to_differ() -> None:
@@ -64,7 +64,7 @@ def test_a_whole_trace_is_completed_by_an_example_not_replaced() -> None:
     model = OptionalHead().eval()
     assert reasons(find_pairs(model)) == {"norm": "conv", "head": NOT_REACHED}
     pairs = find_pairs(model, (torch.rand(1, 3, 2, 2), True))
-    assert reasons(pairs) == {"norm": "conv", "head": "after batch_norm2d"}
+    assert reasons(pairs) == {"norm": "conv", "head": "after native_batch_norm"}
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False), nn.SyncBatchNorm(4)])
@@ -118,7 +118,7 @@ def test_the_model_is_left_as_it_was(traceable: bool) -> None:
 
     pairs = find_pairs(model, (example,))
 
-    assert pairs["norm"] == Pairing("norm", (Segment(4, ("conv",), direct=True, reason="conv"),), exclusive=True)
+    assert pairs["norm"] == Pairing("norm", (Segment(4, ("conv",), complete=True, reason="conv"),), exclusive=True)
     assert random_states() == before
     for name, module in model.named_modules():
         assert list(vars(module)) == list(attributes[name])
