@@ -1,4 +1,4 @@
-"""The gradients of the normalization: blended from torch's, written out in halves, and by SyncBatchNorm's kernels."""
+"""The gradients of the normalization: blended from torch's, written out, and by the kernel of SyncBatchNorm."""
 
 from functools import partial
 
@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.functional.normalize import blend_gradient, native_available, reduce_gradient
-
-
-def native_reduce(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, *wanted: bool
-) -> tuple[Tensor | None, ...]:
-    """What torch says `batch_norm_backward_reduce` returns: two sums and the parameters' gradients, as wanted."""
-    dims = [0, *range(2, x.ndim)]
-    product = (grad * (x - C.channelwise(mean, x))).sum(dims)
-    sums = (grad.sum(dims), product) if wanted[0] else (None, None)
-    return *sums, product * invstd if wanted[1] else None, grad.sum(dims) * weight.new_ones(()) if wanted[2] else None
+from crossbn.functional.normalize import native_available
 
 
 def native_elemt(
@@ -39,26 +29,15 @@ def native_elemt(
     return (grad - sum_grad / n - (x - mean) * invstd.square() * sum_product / n) * invstd * weight
 
 
-@pytest.fixture(params=["blended", "written out", "native"])
+@pytest.fixture(params=["blended", "of a group", "native"])
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose which of the three ways to the same gradient is taken."""
-    module = "crossbn.functional.normalize"
-    if request.param == "written out":
-        monkeypatch.setattr(f"{module}._blend_native", _blend_written_out)
+    if request.param == "of a group":  # of this process alone
+        monkeypatch.setattr(C, "gradients", partial(C.gradients, group=object()))
+        monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
     if request.param == "native":
-        monkeypatch.setattr(f"{module}.native_available", lambda _: True)
-        monkeypatch.setattr(torch, "batch_norm_backward_reduce", native_reduce)
+        monkeypatch.setattr("crossbn.functional.normalize.native_available", lambda _: True)
         monkeypatch.setattr(torch, "batch_norm_backward_elemt", native_elemt)
-
-
-def _blend_written_out(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, share: Tensor, gamma: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    assert eps == 1e-5
-    sum_grad, product = reduce_gradient(grad, x, mean, invstd, gamma)
-    count = torch.tensor(x.numel() // x.shape[1])
-    dx = blend_gradient(grad, x, mean, invstd, gamma, sum_grad * share, product * share, count)
-    return dx, product * invstd, sum_grad
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, [1.0, 0.5, 0.25, 0.2]], ids=str)
@@ -81,7 +60,8 @@ def test_gradients_are_those_of_the_formula(shape: tuple[int, ...], share: float
     mean, var = mean.detach(), var.detach()
     torch.testing.assert_close(C.normalized(x, mean, var, gamma, beta, 1e-5), expected)
     grad = torch.randn_like(expected)
-    got = C.gradients(grad, x.detach(), mean, var, shares, gamma.detach(), 1e-5)
+    count = torch.tensor(x.numel() // 4)
+    got = C.gradients(grad, x.detach(), mean, var, shares, gamma.detach(), 1e-5, count=count)
     of_x, of_gamma, of_beta, of_added = torch.autograd.grad(expected, [x, gamma, beta, added], grad)
     wanted = {"x": of_x, "gamma": of_gamma, "beta": of_beta, "mean": of_added[0], "var": of_added[1]}
     for name, want in wanted.items():
