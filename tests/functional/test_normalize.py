@@ -1,6 +1,7 @@
 """The gradients of the normalization: blended from torch's, written out, and by the kernel of SyncBatchNorm."""
 
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,7 +34,8 @@ def native_elemt(
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose which of the three ways to the same gradient is taken."""
     if request.param == "of a group":  # of this process alone
-        monkeypatch.setattr(C, "gradients", partial(C.gradients, group=object()))
+        of_group: Any = partial(C.gradients, group=cast(Any, object()))
+        monkeypatch.setattr(C, "gradients", of_group)
         monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
     if request.param == "native":
         monkeypatch.setattr("crossbn.functional.normalize.native_available", lambda _: True)

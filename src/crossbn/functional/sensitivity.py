@@ -14,8 +14,6 @@ mean patch off changes nothing on average, because E[x - mean] = 0, but a good p
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +23,7 @@ from crossbn.functional.geometry import Geometry, flatten_weight, unflatten_weig
 from crossbn.functional.moments import accumulation_dtype, channelwise
 from crossbn.functional.taylor import spread
 
+Sizes = tuple[int, ...]
 _GOLDEN_RATIO = 0.5 + 1.25**0.5
 _TABLE_ENTRIES = 2**18
 
@@ -39,7 +38,7 @@ def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor
     if geometry.reads_each_input_once:
         return y.mean([0, *range(2, y.ndim)], dtype=dtype).reshape(geometry.groups, -1)
     total = y.to(dtype).sum(0)
-    for counts in counts_by_dimension(geometry, tuple(y.shape[2:]), tuple(output_sizes), y.shape[0], y.device, dtype):
+    for counts in counts_by_dimension(geometry, y.shape[2:], output_sizes, len(y), y.device, dtype):
         total = total.movedim(1, -1) @ counts  # what is done goes to the end: the next dimension is always the first
     return total.reshape(geometry.groups, -1)
 
@@ -71,7 +70,7 @@ def var_grad(
     return grad - spread(rest.unsqueeze(0), mean_patch.unsqueeze(0))
 
 
-def _pad_input(y: Tensor, geometry: Geometry) -> tuple[Tensor, Sequence[int]]:
+def _pad_input(y: Tensor, geometry: Geometry) -> tuple[Tensor, list[int]]:
     """Apply the padding that the convolution kernel cannot: return the input and the padding left to it."""
     if geometry.padding_mode == "zeros" and all(before == after for before, after in geometry.padding):
         return y, [before for before, _ in geometry.padding]
@@ -80,25 +79,15 @@ def _pad_input(y: Tensor, geometry: Geometry) -> tuple[Tensor, Sequence[int]]:
     return F.pad(y, widths, mode=mode), [0] * len(geometry.padding)
 
 
-def _appended(geometry: Geometry, sizes: Sequence[int], output_sizes: Sequence[int]) -> list[int]:
+def _appended(geometry: Geometry, sizes: Sizes, output_sizes: Sizes) -> list[int]:
     """Return how many positions a transposed convolution has appended to its output; a call may choose them."""
-    if not geometry.transposed:
-        return [0] * len(sizes)
-    last = [(size - 1) * stride for size, stride in zip(sizes, geometry.stride, strict=True)]
-    reach = [dilation * (kernel - 1) for dilation, kernel in zip(geometry.dilation, geometry.kernel, strict=True)]
-    cut = [before + after for before, after in geometry.padding]
-    return [o - (a + b - c + 1) for o, a, b, c in zip(output_sizes, last, reach, cut, strict=True)]
+    dims = zip(sizes, geometry.stride, geometry.padding, geometry.dilation, geometry.kernel, strict=True)
+    least = [(size - 1) * stride - sum(cut) + dilation * (taps - 1) + 1 for size, stride, cut, dilation, taps in dims]
+    return [size - own if geometry.transposed else 0 for size, own in zip(output_sizes, least, strict=True)]
 
 
-class Places(NamedTuple):
-    """Output positions, [P] each: which image of the batch, and where in its flattened space."""
-
-    image: Tensor
-    space: Tensor
-
-
-def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor, device: torch.device) -> Places:
-    """Choose `amount` (None: all) of the `batch` * `space` output positions: the next ones of a scattered order.
+def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor, device: torch.device) -> Tensor:
+    """Choose `amount` (None: all) of `batch` * `space` output positions, [P]: the next ones of a scattered order.
 
     The order jumps by a golden section, so that any run of it is spread evenly. Over as many steps as there are
     positions each comes up equally often, so an average over sampled positions is an unbiased estimate. The place in
@@ -107,8 +96,7 @@ def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor
     total = batch * space
     if amount is None or amount >= total:
         amount, step = total, 0
-    index = (torch.arange(amount, device=device) + step * amount % total) * jump_over(total) % total
-    return Places(index // space, index % space)
+    return (torch.arange(amount, device=device) + step * amount % total) * jump_over(total) % total
 
 
 def jump_over(total: int) -> int:
@@ -119,45 +107,42 @@ def jump_over(total: int) -> int:
     return jump
 
 
-def outputs_at(x: Tensor, places: Places) -> Tensor:
+def outputs_at(x: Tensor, places: Tensor) -> Tensor:
     """Gather the outputs `x` [N, C, ...] at P positions, in at least float32: [P, C]."""
-    dtype = accumulation_dtype(x.dtype)
-    return (x[places.image] if x.ndim == 2 else x.flatten(2)[places.image, :, places.space]).to(dtype)
+    space = x.shape[2:].numel()
+    taken = x[places] if x.ndim == 2 else x.flatten(2)[places // space, :, places % space]
+    return taken.to(accumulation_dtype(x.dtype))
 
 
-def patches_at(y: Tensor, geometry: Geometry, places: Places, output_sizes: torch.Size) -> Tensor:
+def patches_at(y: Tensor, geometry: Geometry, places: Tensor, output_sizes: torch.Size) -> Tensor:
     """Gather the patches that P positions of a batch of outputs of `output_sizes` read: [P, groups, I]."""
     if geometry.reads_each_input_once:
         return outputs_at(y, places).unflatten(1, (geometry.groups, -1))
-    sizes = tuple(y.shape[2:]), tuple(output_sizes)
-    if output_sizes.numel() * geometry.taps > _TABLE_ENTRIES:
-        taps, inside = _taps_at(geometry, places.space, *sizes)
+    sizes, space = (y.shape[2:], output_sizes), output_sizes.numel()
+    image, place = places // space, places % space
+    if space * geometry.taps > _TABLE_ENTRIES:
+        taps, inside = _taps_at(geometry, place, *sizes)
     else:
-        taps, inside = (table[places.space] for table in taps_of_all(geometry, *sizes, y.device))
-    taken = y.flatten(2)[places.image.unsqueeze(1), :, taps].to(accumulation_dtype(y.dtype))
+        taps, inside = (table[place] for table in taps_of_all(geometry, *sizes, y.device))
+    taken = y.flatten(2)[image.unsqueeze(1), :, taps].to(accumulation_dtype(y.dtype))
     if geometry.may_read_nothing:
         taken *= inside.unsqueeze(2)
     return taken.transpose(1, 2).reshape(len(taps), geometry.groups, -1)
 
 
 @functools.lru_cache(128)
-def taps_of_all(
-    geometry: Geometry, sizes: tuple[int, ...], output_sizes: tuple[int, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def taps_of_all(geometry: Geometry, sizes: Sizes, output_sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return which inputs each position of a flattened output reads, and which of them count.
 
-    They are indices into the flattened input [P, K], and 1 or 0 for each, [P, K] (0: see `input_index`).
+    They are indices into the flattened input [P, K], and 1 or 0 for each, [P, K] (0: see `_input_index`).
     """
-    everywhere = torch.arange(torch.Size(output_sizes).numel(), device=device)
-    return _taps_at(geometry, everywhere, sizes, output_sizes)
+    return _taps_at(geometry, torch.arange(math.prod(output_sizes), device=device), sizes, output_sizes)
 
 
-def _taps_at(
-    geometry: Geometry, place: Tensor, sizes: tuple[int, ...], output_sizes: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
+def _taps_at(geometry: Geometry, place: Tensor, sizes: Sizes, output_sizes: Sizes) -> tuple[Tensor, Tensor]:
     taps, inside, stride = place.new_zeros(len(place), 1), torch.ones_like(place).unsqueeze(1), 1
     for dim in reversed(range(len(sizes))):
-        index, counts = input_index(geometry, dim, place % output_sizes[dim], sizes[dim])
+        index, counts = _input_index(geometry, dim, place % output_sizes[dim], sizes[dim])
         place = place // output_sizes[dim]
         taps = (stride * index.unsqueeze(2) + taps.unsqueeze(1)).flatten(1)
         inside = (counts.unsqueeze(2) * inside.unsqueeze(1)).flatten(1)
@@ -167,23 +152,18 @@ def _taps_at(
 
 @functools.lru_cache(256)
 def counts_by_dimension(
-    geometry: Geometry,
-    sizes: tuple[int, ...],
-    output_sizes: tuple[int, ...],
-    batch: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    geometry: Geometry, sizes: Sizes, output_sizes: Sizes, batch: int, device: torch.device, dtype: torch.dtype
 ) -> list[Tensor]:
     """Return how often each tap reads each index along each dimension, [size, K], over the positions in it."""
     tables = []
     for dim, (size, output_size) in enumerate(zip(sizes, output_sizes, strict=True)):
-        index, inside = input_index(geometry, dim, torch.arange(output_size, device=device), size)
+        index, inside = _input_index(geometry, dim, torch.arange(output_size, device=device), size)
         counts = torch.zeros(size, geometry.kernel[dim], dtype=dtype, device=device)
         tables.append(counts.scatter_add_(0, index, inside.to(dtype)) / output_size)
     return [*tables[:-1], tables[-1] / batch]
 
 
-def input_index(geometry: Geometry, dim: int, output: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _input_index(geometry: Geometry, dim: int, output: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return which input index of `size` each kernel tap reads for each output index [S] along a spatial dimension.
 
     The input indices [S, K_dim] are all legal; whether they count, [S, K_dim], is False where the tap falls on zero
