@@ -77,23 +77,5 @@ def test_a_lone_position_is_beta() -> None:
     assert torch.equal(got[0], beta)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 5)], ids=str)
-def test_output_with_a_graph_has_the_gradients_and_their_gradients(shape: tuple[int, ...]) -> None:
-    """Where nothing else is followed and all is today's, it is BatchNorm."""
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    gamma = torch.rand(3, dtype=torch.float64, requires_grad=True)
-    mean, var = (each.detach() for each in C.batch_moments(x))
-    nothing, all_ = torch.zeros(3, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    got = C.differentiable_output(x, mean, var, gamma, all_, 1e-5, nothing, nothing)
-    expected = torch.nn.functional.batch_norm(x, None, None, gamma, None, True, 0.0, 1e-5)
-    torch.testing.assert_close(got, expected)
-
-    def twice(y: Tensor) -> tuple[Tensor, ...]:
-        first = torch.autograd.grad(y.sin().sum(), [x, gamma], create_graph=True)
-        return *first, *torch.autograd.grad(first[0].square().sum() + first[1].pow(3).sum(), [x, gamma])
-
-    torch.testing.assert_close(twice(got), twice(expected), rtol=1e-9, atol=1e-10)
-
-
 def test_native_kernels_are_for_the_gpu_only() -> None:
     assert not native_available(torch.ones(1))

@@ -119,22 +119,3 @@ def test_tensors_and_back(operators: int, has_bias: bool) -> None:
     assert not again.is_centred
     for one, other in zip(again.tensors(), whole.tensors(), strict=True):
         assert one is other
-
-
-@GROUPS
-@pytest.mark.parametrize("is_curved", [True, False])
-@pytest.mark.parametrize("is_centred", [True, False])
-def test_changes_are_zero_and_have_these_gradients(groups: int, is_curved: bool, is_centred: bool) -> None:
-    of = jacobian(groups, rest=True)
-    # The bias moves every remembered mean alike, so the pooled one by their weights together.
-    of_bias = of.mean_coefficient.sum(0), draw(CHANNELS)
-    dependence = C.Dependence((of,), draw(STEPS, CHANNELS), of_bias, is_curved, is_centred)
-    weight, bias = draw(CHANNELS, SIZE).requires_grad_(), draw(CHANNELS).requires_grad_()
-    geometry = C.Geometry(CHANNELS, SIZE * groups, groups)
-    of_mean, of_var = dependence.changes([geometry], [weight], [bias])
-    assert not of_mean.any()
-    assert not of_var.any()
-    a, v = draw(2, CHANNELS)
-    got = torch.autograd.grad((a * of_mean + v * of_var).sum(), [weight, bias])
-    torch.testing.assert_close(got[0], of.weight_gradient(a, v))
-    torch.testing.assert_close(got[1], dependence.bias_gradient(a, v))

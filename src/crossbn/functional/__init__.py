@@ -9,7 +9,7 @@ from crossbn.functional.geometry import (
     unflatten_weight,
 )
 from crossbn.functional.moments import Flag, accumulation_dtype, all_finite, batch_moments, channelwise, join_moments
-from crossbn.functional.normalize import Gradients, differentiable_output, gradients, normalized
+from crossbn.functional.normalize import Gradients, gradients, normalized
 from crossbn.functional.pooling import Pooled, StepWeights, ages, pool, weights_by_age
 from crossbn.functional.sensitivity import mean_grad, outputs_at, patches_at, sample_places, var_grad
 from crossbn.functional.settings import Settings

@@ -91,10 +91,6 @@ def geometry_of(module: nn.Module) -> Geometry:
 
     Raises:
         TypeError: for any other module.
-
-    Example:
-        >>> geometry_of(nn.Conv1d(4, 6, 3, padding="same", groups=2)).padding
-        ((1, 1),)
     """
     if not is_linear_operator(module):
         raise TypeError(

@@ -55,7 +55,7 @@ def gradients(
     count: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Gradients:
-    """Return the gradients of the table above, from that of the output, and those of weights that statistics follow.
+    """Return the gradients of the table above, and those of weights that the statistics follow.
 
     Each Jacobian comes with the first of the channels that its operator feeds. With a `group` of processes, today's
     batch is that of all of them, of `count` positions together.
@@ -101,24 +101,3 @@ def _blend(
     offset = slope * mean - scale * mean_grad
     scale, slope, offset = (channelwise(each, x) for each in (scale, slope, offset))
     return (grad.to(mean.dtype) * scale - x.to(mean.dtype) * slope + offset).to(x.dtype)
-
-
-def differentiable_output(
-    x: Tensor, mean: Tensor, var: Tensor, gamma: Tensor, share: Tensor, eps: float, shift: Tensor, growth: Tensor
-) -> Tensor:
-    """Return the output less beta, with the graph of how the statistics came about, for a backward that is itself one.
-
-    With m(x) and v(x) today's moments, of which a d is the change, 0 with a gradient; `shift` and `growth` [C] are 0,
-    with the graph of what else the pooled statistics follow (`Dependence.changes`):
-
-        M = mean + shift + share dm
-        V = var + growth + share (dv + 2 (m - mean) dm + dm^2) - (M - mean)^2
-    """
-    wide, dims = x.to(mean.dtype), [0, *range(2, x.ndim)]
-    today = wide.mean(dims)
-    today_var = (wide - channelwise(today, x)).square().mean(dims)
-    moved, offset = today - today.detach(), 2 * (today - mean).detach()
-    growth = growth + share * (today_var - today_var.detach() + offset * moved + moved.square())
-    shift = shift + share * moved
-    invstd = torch.rsqrt(var + growth - shift.square() + eps)
-    return (wide - channelwise(mean + shift, x)) * channelwise(gamma * invstd, x)

@@ -27,20 +27,14 @@ class Pooled(NamedTuple):
 
 
 def pool(
-    mean: Tensor,
-    var: Tensor,
-    past_mean: Tensor,
-    past_var: Tensor,
-    step_weights: Tensor | None = None,
-    invalid: str = "max",
+    mean: Tensor, var: Tensor, past_mean: Tensor, past_var: Tensor, relative: Tensor | None = None, invalid: str = "max"
 ) -> Pooled:
     """Pool today's moments [C] with the compensated ones of remembered steps [R, C], whose variance may be negative.
 
-    The paper's `max(nu_s, mean_s^2)` less `mean_s^2` is `relu(var_s)`, which gives the variance as a sum of
-    non-negative terms: no two large second moments are ever subtracted. Where that clips a variance to 0,
-    invalid="drop" (the paper's released code) leaves the step out instead, for that channel.
-
-    `step_weights` [R] are relative to today's, which is 1, and 0 for places without a step; None if all are 1.
+    The paper's `max(nu_s, mean_s^2)` less `mean_s^2` is `relu(var_s)`: the variance is a sum of non-negative terms, and
+    no two large second moments are ever subtracted. Where that clips a variance, invalid="drop" (the paper's released
+    code) leaves the step out instead, for that channel. `relative` [R] are the steps' weights, today's being 1, and
+    0 for places without a step; None if all are 1.
 
     Example:
         >>> today, past = torch.tensor([1.0]), torch.tensor([[3.0]])
@@ -48,10 +42,10 @@ def pool(
         (tensor([2.]), tensor([3.]))
     """
     valid = past_var >= 0
-    if step_weights is None and invalid == "max":
+    if relative is None and invalid == "max":
         _, weight, share = weights_by_age(len(past_mean), 0, 1.0, mean.dtype, mean.device)
     else:
-        weight = mean.new_ones(len(past_mean), 1) if step_weights is None else step_weights.unsqueeze(1)
+        weight = mean.new_ones(len(past_mean), 1) if relative is None else relative.unsqueeze(1)
         weight = weight * valid if invalid == "drop" else weight
         share = (1 + weight.sum(0)).reciprocal_()
         weight = weight * share
@@ -75,12 +69,7 @@ class StepWeights(NamedTuple):
 
 @functools.lru_cache(1024)
 def weights_by_age(steps: int, slot: int, decay: float, dtype: torch.dtype, device: torch.device) -> StepWeights:
-    """Return `decay` to the power of each step's age, in a ring where the next one goes to `slot`.
-
-    Example:
-        >>> weights_by_age(3, 1, 0.5, torch.float64, torch.device("cpu")).relative
-        tensor([0.5000, 0.1250, 0.2500], dtype=torch.float64)
-    """
+    """Return `decay` to the power of each step's age, in a ring where the next one goes to `slot`."""
     with torch.inference_mode(False):  # they are kept, and used in training as well
         relative = torch.pow(decay, ages(steps, slot, device).to(dtype))
         share = (1 + relative.sum()).reciprocal().reshape(1)

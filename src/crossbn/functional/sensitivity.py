@@ -1,6 +1,6 @@
 """How the moments of an operator's output change with its weights, in closed form.
 
-With `x = W * y` and `patch` the inputs that one output position reads (derivation: docs/derivation.md, 3 and 5):
+With `x = W * y` and `patch` the inputs that one output position reads (docs/derivation.md, sections 3 and 5):
 
 | paper | here | formula | shape | equation |
 |---|---|---|---|---|
@@ -8,8 +8,7 @@ With `x = W * y` and `patch` the inputs that one output position reads (derivati
 | d nu / d theta | not stored | 2 E[x patch] | [C, I] | (13) |
 | | `var_grad` | 2 E[(x - mean) patch] = d nu - 2 mean d mu | [C, I] | |
 
-Estimated on a sample of positions it is 2 E[(x - mean) (patch - mean_grad)], `taylor.spread` of the two: taking the
-mean patch off changes nothing on average, because E[x - mean] = 0, but a good part of the noise is gone.
+On a sample of positions it is 2 E[(x - mean) (patch - mean_grad)], `spread` of the two, which is less noisy.
 """
 
 import functools
@@ -31,8 +30,7 @@ _TABLE_ENTRIES = 2**18
 def mean_grad(y: Tensor, geometry: Geometry, output_sizes: torch.Size) -> Tensor:
     """Return the mean patch over all output positions, [groups, I]: d mean_j / d W_j for each j of a group.
 
-    Nothing is unfolded: it is a product of the batch's sum with how often each tap reads each input, dimension by
-    dimension.
+    It is a product of the batch's sum with how often each tap reads each input, dimension by dimension.
     """
     dtype = accumulation_dtype(y.dtype)
     if geometry.reads_each_input_once:
@@ -89,9 +87,8 @@ def _appended(geometry: Geometry, sizes: Sizes, output_sizes: Sizes) -> list[int
 def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor, device: torch.device) -> Tensor:
     """Choose `amount` (None: all) of `batch` * `space` output positions, [P]: the next ones of a scattered order.
 
-    The order jumps by a golden section, so that any run of it is spread evenly. Over as many steps as there are
-    positions each comes up equally often, so an average over sampled positions is an unbiased estimate. The place in
-    the order follows from the number of the step, so no random generator is touched and a resumed run repeats it.
+    It jumps by a golden section, so that any run of it is spread evenly, and over as many steps as there are positions
+    each comes up equally often: estimates are unbiased. No random generator is touched; a resumed run repeats it.
     """
     total = batch * space
     if amount is None or amount >= total:

@@ -1,9 +1,7 @@
 """What is remembered of how a step's moments change with the weights: gradients, or the patches they are made of.
 
-A storage says which tensors it keeps of a step, makes today's (`remember`), and tells of the remembered ones how far
-the weights have moved the moments since (`look_back`) and how the pooled statistics follow today's weights
-(`jacobians`). It has no state: what is kept comes in as tensors [R, ...] by name, R remembered steps, and goes out as
-those of one step. Which storage, and from how many positions, is a matter of cost (`choose_plan`).
+A storage has no state: what is kept comes in as tensors [R, ...] by name, R remembered steps, and goes out as those of
+one step. Which storage, and from how many positions, is a matter of cost (`choose_plan`).
 """
 
 from __future__ import annotations
@@ -73,16 +71,16 @@ class LookBack(NamedTuple):
 class Storage(ABC):
     """How the sensitivity of a segment's moments to the weights of its operators is kept.
 
-    Attributes:
-        geometries: of the operators.
-        positions: how many to look at; None for all.
+    A way of remembering says which tensors it keeps (`shapes`), makes them of an operator's patches (`_keep`), applies
+    weights to them (`_products`), and tells how far the weights have moved the moments since (`look_back`).
     """
+
+    _amount: int | None = None  # positions to look at where `_keep` makes something of all of them by itself
 
     def __init__(self, geometries: Sequence[Geometry], positions: int | None, settings: Settings) -> None:
         self.geometries = tuple(geometries)
-        self.positions = positions
-        self.order = settings.order
-        self.narrow = settings.history_dtype
+        self.positions = positions  # to look at; None for all
+        self.order, self.narrow = settings.order, settings.history_dtype
         # The mean patch is taken off for its noise; joined processes have different means, and keep it.
         self.centres = not settings.sync
 
@@ -108,23 +106,20 @@ class Storage(ABC):
         The mean and one position are compared, up to rounding, where nothing else is added to the output.
         """
         x, row, first = seen.x, dict[str, Tensor](), list[Tensor]()
-        places = sample_places(len(x), x.shape[2:].numel(), self._amount(), seen.phase, x.device)
+        places = sample_places(len(x), x.shape[2:].numel(), self.positions or self._amount, seen.phase, x.device)
         centred = outputs_at(x, places).sub_(seen.mean)
-        for i, operand in enumerate(seen.operands):
-            if operand.y is None:
-                continue
-            mean_patch = mean_grad(operand.y, operand.geometry, operand.output_sizes)
-            patches = patches_at(operand.y, operand.geometry, places, operand.output_sizes)
-            patches = patches.sub_(mean_patch) if self.centres else patches
-            for name, value in self._keep(seen, i, mean_patch, patches, centred).items():
-                row[name] = self._rounded(value).contiguous()  # as it will be read again, to the order of summation
-            first.append(torch.stack([mean_patch, patches[0]]))
-        products = self._products({name: value.unsqueeze(0) for name, value in row.items()}, seen.weights)
-        row |= {name: value[0] for name, value in products.items()}
+        for i, (geometry, _, y, sizes) in enumerate(seen.operands):
+            if y is not None:
+                mean_patch, patches = mean_grad(y, geometry, sizes), patches_at(y, geometry, places, sizes)
+                patches = patches.sub_(mean_patch) if self.centres else patches
+                row |= self._keep(seen, i, mean_patch, patches, centred)
+                first.append(torch.stack([mean_patch, patches[0]]))
+        # As they will be read again, to the order of summation.
+        row = {name: self._rounded(value).contiguous() for name, value in row.items()}
+        if row:
+            products = self._products({name: value.unsqueeze(0) for name, value in row.items()}, seen.weights)
+            row |= {name: value[0] for name, value in products.items()}
         return row, not seen.is_whole or self._agrees(seen, first, centred[0])
-
-    def _amount(self) -> int | None:
-        return self.positions
 
     def jacobians(self, past: LookBack, terms: TaylorTerms, pooled: Pooled) -> tuple[Jacobian, ...]:
         """Return how the pooled statistics follow each operator's weight; `terms` are those of all processes."""
@@ -172,16 +167,9 @@ class PatchStorage(Storage):
     """Keeps patches at a few positions, what the weights made of them, and how far the output was from its mean.
 
     It is for large weights, and for the second order. Today's weights applied to those patches give the change q of the
-    output itself, and with it the variance's: 2 E[(x - mean) q], and E[q^2] for order 2. The mean patch is a row like
-    the others, the first: one product does all. Rows of 0, where a batch had fewer positions, add nothing.
-
-    | kept | first row | the others |
-    |---|---|---|
-    | `rows` | mean patch | patch |
-    | `products` | <row, W> | <row, W> |
-    | `centred` | 0 | 2 (x - mean) / P |
-
-    Order 2 squares changes, so there the factor 1 / P is split: its root goes to the rows, and one remains.
+    output itself, and with it the variance's: 2 E[(x - mean) q], and E[q^2] for order 2. Of each step `rows` are the
+    mean patch, then P patches (0 where a batch had fewer); `products` their <row, W>; `centred` 0, then
+    2 (x - mean) / P. Order 2 squares changes, so there the factor 1 / P is split: its root goes to the rows.
     """
 
     def shapes(self, channels: int, batch_positions: int = 0) -> Shapes:
@@ -221,6 +209,8 @@ class GradientStorage(Storage):
     It is for small weights, and for all positions.
     """
 
+    _amount = 1
+
     def shapes(self, channels: int, batch_positions: int = 0) -> Shapes:  # noqa: ARG002  # the same for any
         """Return what is kept of a step."""
         shapes: Shapes = {"mean_at": (channels,), "var_at": (channels,)}
@@ -235,9 +225,6 @@ class GradientStorage(Storage):
         rows = [kept[f"{i}.mean_grad"].unsqueeze(1) for i in range(len(weights))]
         grads = [kept[f"{i}.var_grad"] for i in range(len(weights))]
         return LookBack(TaylorTerms(shift, slope), rows, torch.zeros_like(shift).unsqueeze(1), grads)
-
-    def _amount(self) -> int | None:
-        return self.positions or 1  # of all positions `_keep` makes the gradient itself; one is looked at
 
     def _keep(self, seen: Observation, i: int, mean_patch: Tensor, patches: Tensor, centred: Tensor) -> Kept:
         x, operand, local = seen.x, seen.operands[i], 1 if seen.local is None else seen.local
@@ -267,14 +254,12 @@ def choose_plan(geometry: Geometry, positions: int | None, slots: int, order: in
 
     - None looks at all of them: order 1 keeps the gradient (the paper's exact form), order 2 the patches.
     - A weight of up to 2^15 numbers (most layers of MobileNet-v2, the first ones of any network) keeps the gradient, of
-      fewer positions where a patch is so large (a depthwise kernel over many channels) that gathering them would be
-      felt, but no less than 16.
+      fewer positions, down to 16, where a patch is large (a depthwise kernel over many channels).
     - For a larger one (nearly all of a ResNet) the patches are kept, 32 over the window of `slots` remembered steps but
       no less than 6 each. The pooled variance averages over the window: neither its noise nor its cost grows with it.
 
-    The reason is the cost of a weight in nanoseconds on two CPU cores, R slots and P positions: a gradient has to be
-    made and then read twice, P / 75 + 1.5 R; patches have R P products with today's weight, twice, R P / 35. None of
-    this depends on the batch or the map, so what is remembered has the same shape at every step.
+    The reason is cost (docs/derivation.md, section 5). Batch and map do not matter, so that what is remembered has the
+    same shape at every step.
 
     Example:
         >>> choose_plan(Geometry(32, 3, kernel=(3, 3)), 128, slots=3)

@@ -9,21 +9,18 @@
 | nu - mu^2 of the same | `past_var` | var + var_slope - mean_shift^2 (+ curvature) | [R, C] | (9) |
 | | `Jacobian.weight_gradient` | a dmean/dW + v dvar/dW; a = dL/dmean, v = dL/dvar | [C, I] | |
 
-R remembered steps, C channels, I numbers per patch. The old weights never appear: `<grad, W_t - W_s>` is
-`<grad, W_t>` less the number `<grad, W_s>` that was kept when the step was remembered. Patches, their means and
-gradients are rows [M, groups, I], the same for all channels of a group.
+R remembered steps, C channels, I numbers per patch. `<grad, W_t - W_s>` is `<grad, W_t>` less the number `<grad, W_s>`
+that was kept with the step. Patches and gradients are rows [M, groups, I], the same for all channels of a group.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from crossbn.functional.geometry import Geometry, flatten_weight
 
 _SMALL_WEIGHT = 2**15
 
@@ -52,8 +49,7 @@ def spread(coefficient: Tensor, rows: Tensor) -> Tensor:
 def project_means(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
     """Return what `project` does, summed in the same order for any number of rows, as a matrix product is not.
 
-    A mean may be a million times what it changes by, and rounding larger than the change; but weights that have not
-    changed must change nothing.
+    A mean may be a million times its change, which rounding must not hide: weights that are the same change nothing.
     """
     groups = mean_grad.shape[1]
     alike = mean_grad if groups == 1 else mean_grad.repeat_interleave(len(flat_weight) // groups, 1)
@@ -63,8 +59,8 @@ def project_means(mean_grad: Tensor, flat_weight: Tensor) -> Tensor:
 def project_steps(rows: Tensor, flat_weight: Tensor) -> Tensor:
     """Return <row, W_j> for M rows of each step, the first its mean patch: [R, M, groups, I] and [C, I] give [R, M, C].
 
-    A large weight, for which it would cost more than all other rows, has no `project_means`: the matrix product of a
-    handful of rows is trusted to sum as that of more.
+    For a large weight `project_means` would cost more than all other rows; there a matrix product of a handful of rows
+    is trusted to sum as that of more.
     """
     products = project(rows.flatten(0, 1), flat_weight).reshape(*rows.shape[:2], len(flat_weight))
     if flat_weight.numel() <= _SMALL_WEIGHT:
@@ -124,51 +120,15 @@ class Dependence(NamedTuple):
         return [self.dvar_dvar, *(self.of_bias or (None, None)), *itertools.chain(*self.jacobians)]
 
     @classmethod
-    def of_tensors(
-        cls, tensors: Iterator[Tensor | None], operators: int, is_curved: bool, is_centred: bool
-    ) -> Dependence:
+    def of_tensors(cls, tensors: Iterator[Tensor | None], operators: int, curved: bool, centred: bool) -> Dependence:
         """Take what `tensors` returned off the front."""
         dvar_dvar, of_mean, of_var = next(tensors), next(tensors), next(tensors)
         assert dvar_dvar is not None
         jacobians = [Jacobian(*itertools.islice(tensors, 4)) for _ in range(operators)]  # type: ignore[arg-type]
         of_bias = None if of_mean is None or of_var is None else (of_mean, of_var)
-        return cls(tuple(jacobians), dvar_dvar, of_bias, is_curved, is_centred)
+        return cls(tuple(jacobians), dvar_dvar, of_bias, curved, centred)
 
     def bias_gradient(self, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
         """Return dL/db [C] from a and v."""
         assert self.of_bias is not None
         return torch.addcmul(self.of_bias[0] * grad_mean, self.of_bias[1], grad_var)
-
-    def changes(
-        self, geometries: Sequence[Geometry], weights: Sequence[Tensor | None], biases: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
-        """Return M - M_0 and V - V_0 + (M - M_0)^2 [C]: 0, with the graph of how they follow weights and biases.
-
-        A second derivative needs the pooled statistics M and V as functions of the weights. With w_s the remembered
-        steps' weights, d_s the change of a remembered mean and b_s its part that is due to the operators' weights,
-
-            M = M_0 + sum_s w_s d_s
-            V = V_0 + J dW + sum_s w_s d_s^2 - sum_s dvar_dvar_s b_s^2 - (M - M_0)^2
-
-        The second order adds sum_s dvar_dvar_s (E[q_s^2] + b_s^2), q_s the change of the output at the samples. That is
-        exact as long as no variance that was clipped at 0 becomes valid, or the other way round.
-        """
-        _, weight, of_var, _ = self.jacobians[0]
-        products, linear, added = (torch.zeros_like(each) for each in (of_var, of_var[0, 0], of_var[0, 0]))
-        for geometry, own_weight, bias, jacobian in zip(geometries, weights, biases, self.jacobians, strict=True):
-            if own_weight is not None:
-                flat = flatten_weight(own_weight, geometry).to(of_var.dtype)
-                change = flat - flat.detach()
-                products = products + project(jacobian.rows.flatten(0, 1), change).reshape(of_var.shape)
-                if jacobian.var_jacobian is not None:
-                    linear = linear + (jacobian.var_jacobian * change).sum(1)
-            if bias is not None and self.of_bias is not None:
-                by_bias = (bias - bias.detach()).to(of_var.dtype)
-                added, linear = added + by_bias, linear + self.of_bias[1] * by_bias
-        delta = products[:, 0] + added
-        growth = linear + (of_var * products).sum((0, 1)) + (weight * delta.square()).sum(0)
-        if not (self.is_curved and self.is_centred):
-            growth = growth - (self.dvar_dvar * products[:, 0].square()).sum(0)
-        if self.is_curved:
-            growth = growth + (self.dvar_dvar.unsqueeze(1) * products[:, 1:].square()).sum((0, 1))
-        return (weight * delta).sum(0), growth
