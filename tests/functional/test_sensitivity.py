@@ -49,8 +49,8 @@ def test_every_position_is_visited_equally_often(batch: int, space: int, as_tens
     counts = torch.zeros(batch, space)
     for step in range(batch * space):
         places = C.sample_places(batch, space, 5, torch.tensor(step) if as_tensor else step, counts.device)
-        assert len(set(places.tolist())) == 5
-        counts.view(-1).index_put_((places,), torch.ones(5), accumulate=True)
+        assert len({*zip(*(each.tolist() for each in places), strict=True)}) == 5
+        counts.index_put_(tuple(places), torch.ones(5), accumulate=True)
     assert torch.equal(counts, torch.full((batch, space), 5.0))
 
 

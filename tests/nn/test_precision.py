@@ -154,7 +154,7 @@ def test_second_order_equals_recomputation(name: str) -> None:
 def test_phases_visit_every_position_equally(total: int, amount: int) -> None:
     visits = torch.zeros(total, dtype=torch.int64)
     for step in range(total):
-        positions = C.sample_places(1, total, amount, step, visits.device)
+        _, positions = C.sample_places(1, total, amount, step, visits.device)
         assert len(positions) == min(amount, total)
         visits.index_add_(0, positions, torch.ones_like(positions))
     assert (visits == min(amount, total)).all()

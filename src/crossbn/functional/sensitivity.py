@@ -23,6 +23,8 @@ from crossbn.functional.moments import accumulation_dtype, channelwise
 from crossbn.functional.taylor import spread
 
 Sizes = tuple[int, ...]
+Places = tuple[Tensor, Tensor]
+"""Output positions, [P] each: which image of the batch, and where in its flattened space."""
 _GOLDEN_RATIO = 0.5 + 1.25**0.5
 _TABLE_ENTRIES = 2**18
 
@@ -84,8 +86,8 @@ def _appended(geometry: Geometry, sizes: Sizes, output_sizes: Sizes) -> list[int
     return [size - own if geometry.transposed else 0 for size, own in zip(output_sizes, least, strict=True)]
 
 
-def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor, device: torch.device) -> Tensor:
-    """Choose `amount` (None: all) of `batch` * `space` output positions, [P]: the next ones of a scattered order.
+def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor, device: torch.device) -> Places:
+    """Choose `amount` (None: all) of `batch` * `space` output positions: the next ones of a scattered order.
 
     It jumps by a golden section, so that any run of it is spread evenly, and over as many steps as there are positions
     each comes up equally often: estimates are unbiased. No random generator is touched; a resumed run repeats it.
@@ -93,7 +95,8 @@ def sample_places(batch: int, space: int, amount: int | None, step: int | Tensor
     total = batch * space
     if amount is None or amount >= total:
         amount, step = total, 0
-    return (torch.arange(amount, device=device) + step * amount % total) * jump_over(total) % total
+    index = (torch.arange(amount, device=device) + step * amount % total) * jump_over(total) % total
+    return index // space, index % space
 
 
 def jump_over(total: int) -> int:
@@ -104,20 +107,18 @@ def jump_over(total: int) -> int:
     return jump
 
 
-def outputs_at(x: Tensor, places: Tensor) -> Tensor:
+def outputs_at(x: Tensor, places: Places) -> Tensor:
     """Gather the outputs `x` [N, C, ...] at P positions, in at least float32: [P, C]."""
-    space = x.shape[2:].numel()
-    taken = x[places] if x.ndim == 2 else x.flatten(2)[places // space, :, places % space]
-    return taken.to(accumulation_dtype(x.dtype))
+    image, place = places
+    return (x[image] if x.ndim == 2 else x.flatten(2)[image, :, place]).to(accumulation_dtype(x.dtype))
 
 
-def patches_at(y: Tensor, geometry: Geometry, places: Tensor, output_sizes: torch.Size) -> Tensor:
+def patches_at(y: Tensor, geometry: Geometry, places: Places, output_sizes: torch.Size) -> Tensor:
     """Gather the patches that P positions of a batch of outputs of `output_sizes` read: [P, groups, I]."""
     if geometry.reads_each_input_once:
         return outputs_at(y, places).unflatten(1, (geometry.groups, -1))
-    sizes, space = (y.shape[2:], output_sizes), output_sizes.numel()
-    image, place = places // space, places % space
-    if space * geometry.taps > _TABLE_ENTRIES:
+    sizes, (image, place) = (y.shape[2:], output_sizes), places
+    if output_sizes.numel() * geometry.taps > _TABLE_ENTRIES:
         taps, inside = _taps_at(geometry, place, *sizes)
     else:
         taps, inside = (table[place] for table in taps_of_all(geometry, *sizes, y.device))

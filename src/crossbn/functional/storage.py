@@ -64,7 +64,7 @@ class LookBack(NamedTuple):
 
     terms: TaylorTerms
     rows: Sequence[Tensor]  # [R, M, groups, I] for each operator: of each step the mean patch, then others
-    slope: Tensor  # [R, M, C]: d past_var / d <row, W>, 0 for the mean patch
+    slope: Tensor | None  # [R, M, C]: d past_var / d <row, W> but for the mean patch's
     var_grads: Sequence[Tensor | None]  # [R, C, I] for each operator: d past_var / dW beside that
 
 
@@ -100,12 +100,16 @@ class Storage(ABC):
     def _products(self, kept: Kept, weights: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return <what is kept, W> of each step, the sum over the operators that it has, by the name it is kept by."""
 
+    @abstractmethod
+    def _of_first(self, row: Kept, samples: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return what the weights make of the mean patch and of the first sample [1, groups, I], [C] each."""
+
     def remember(self, seen: Observation) -> tuple[dict[str, Tensor], Flag]:
         """Return what to keep of today, and whether the output is what the weights make of the inputs.
 
         The mean and one position are compared, up to rounding, where nothing else is added to the output.
         """
-        x, row, first = seen.x, dict[str, Tensor](), list[Tensor]()
+        x, row, rows = seen.x, dict[str, Tensor](), list[tuple[Tensor, Tensor]]()
         places = sample_places(len(x), x.shape[2:].numel(), self.positions or self._amount, seen.phase, x.device)
         centred = outputs_at(x, places).sub_(seen.mean)
         for i, (geometry, _, y, sizes) in enumerate(seen.operands):
@@ -113,21 +117,22 @@ class Storage(ABC):
                 mean_patch, patches = mean_grad(y, geometry, sizes), patches_at(y, geometry, places, sizes)
                 patches = patches.sub_(mean_patch) if self.centres else patches
                 row |= self._keep(seen, i, mean_patch, patches, centred)
-                first.append(torch.stack([mean_patch, patches[0]]))
+                rows.append((mean_patch.unsqueeze(0), patches[:1]))
         # As they will be read again, to the order of summation.
         row = {name: self._rounded(value).contiguous() for name, value in row.items()}
         if row:
             products = self._products({name: value.unsqueeze(0) for name, value in row.items()}, seen.weights)
             row |= {name: value[0] for name, value in products.items()}
-        return row, not seen.is_whole or self._agrees(seen, first, centred[0])
+        return row, not seen.is_whole or self._agrees(seen, row, rows, centred[0])
 
     def jacobians(self, past: LookBack, terms: TaylorTerms, pooled: Pooled) -> tuple[Jacobian, ...]:
         """Return how the pooled statistics follow each operator's weight; `terms` are those of all processes."""
         own, of_means = pooled.dvar_dvar, pooled.dvar_dmean
         if self.order == 1 or not self.centres:  # else the square of the mean's shift is in the curvature as well
             of_means = torch.addcmul(of_means, own, terms.mean_shift, value=-2)
-        coefficient = own.unsqueeze(1) * past.slope
-        coefficient[:, 0] = of_means
+        coefficient = of_means.unsqueeze(1)
+        if past.slope is not None:
+            coefficient = torch.cat([coefficient, own.unsqueeze(1) * past.slope[:, 1:]], 1)
         rests = [None if each is None else spread(own, each) for each in past.var_grads]
         pairs = zip(past.rows, rests, strict=True)
         return tuple(Jacobian(rows.clone(), pooled.weight, coefficient, rest) for rows, rest in pairs)
@@ -142,24 +147,23 @@ class Storage(ABC):
         """Return a value as it will be read again."""
         return bulk if self.narrow is None else bulk.to(self.narrow).to(bulk.dtype)
 
-    def _agrees(self, seen: Observation, first: Sequence[Tensor], output: Tensor) -> Flag:
+    def _agrees(self, seen: Observation, row: Kept, rows: Sequence[tuple[Tensor, Tensor]], output: Tensor) -> Flag:
         """Compare <mean patch, W> with E[x - b], and what the weights make of a sample with its output [C], less E[x].
 
         Rounding is relative to the absolute values that products add up, in which they may cancel.
         """
-        of_mean, of_sample = total(list(map(project, first, seen.weights)))
-        if not self.centres:
-            of_sample = of_sample - of_mean
-        got = torch.stack([of_mean if seen.bias is None else of_mean + seen.bias, of_sample])
-        expected, scale = torch.stack([seen.mean, output]), torch.stack([seen.var, seen.var + output.square()])
-        dtype = seen.x.dtype
+        dtype, of_mean, of_sample = seen.x.dtype, *self._of_first(row, [sample for _, sample in rows], seen.weights)
+        of_sample = of_sample if self.centres else of_sample - of_mean
+        off_mean = of_mean - seen.mean if seen.bias is None else of_mean + seen.bias - seen.mean
+        off = torch.stack([off_mean, of_sample - output]).square().sum(1)
         tolerance = _TOLERANCE if dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
-        difference, allowed = (got - expected).square().sum(1), tolerance**2 * scale.sum(1)
-        if difference.is_cpu and bool((difference <= allowed).all()):
+        allowed = tolerance**2 * torch.stack([seen.var, torch.addcmul(seen.var, output, output)]).sum(1)
+        if off.is_cpu and bool((off <= allowed).all()):
             return True
-        parts = [project(rows.abs().cumsum(0), weight.abs()) for rows, weight in zip(first, seen.weights, strict=True)]
+        both = [torch.cat(each).abs().cumsum(0) for each in rows]
+        parts = [project(each, weight.abs()) for each, weight in zip(both, seen.weights, strict=True)]
         magnitude = total([seen.mean.abs(), *parts])
-        fits = (difference <= allowed + (64 * torch.finfo(dtype).eps * magnitude).square().sum(1)).all()
+        fits = (off <= allowed + (64 * torch.finfo(dtype).eps * magnitude).square().sum(1)).all()
         return bool(fits) if fits.is_cpu else fits
 
 
@@ -192,15 +196,19 @@ class PatchStorage(Storage):
         return LookBack(TaylorTerms(shift, by_samples, curvature), rows, slope, [None] * len(rows))
 
     def _keep(self, seen: Observation, i: int, mean_patch: Tensor, patches: Tensor, centred: Tensor) -> Kept:
-        local = 1 if seen.local is None else seen.local
-        share = local / len(centred)
+        share = (1 if seen.local is None else seen.local) / len(centred)
         scale = share**0.5 if self.order == 2 else 1
         deviations = torch.cat([torch.zeros_like(centred[:1]), centred * (2 * share / scale)])
-        return {f"{i}.rows": torch.cat([(mean_patch * local).unsqueeze(0), patches * scale]), "centred": deviations}
+        rows = [_of_local(mean_patch, seen).unsqueeze(0), patches if scale == 1 else patches * scale]
+        return {f"{i}.rows": torch.cat(rows), "centred": deviations}
 
     def _products(self, kept: Kept, weights: Sequence[Tensor]) -> dict[str, Tensor]:
         rows = [(kept.get(f"{i}.rows"), weight) for i, weight in enumerate(weights)]
         return {"products": total([project_steps(each, weight) for each, weight in rows if each is not None])}
+
+    def _of_first(self, row: Kept, *_: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        products = row["products"]
+        return products[0], products[1] * (len(products) - 1) ** 0.5 if self.order == 2 else products[1]
 
 
 class GradientStorage(Storage):
@@ -224,22 +232,25 @@ class GradientStorage(Storage):
         shift, slope = (value.sub_(kept[name]) for name, value in self._products(kept, weights).items())
         rows = [kept[f"{i}.mean_grad"].unsqueeze(1) for i in range(len(weights))]
         grads = [kept[f"{i}.var_grad"] for i in range(len(weights))]
-        return LookBack(TaylorTerms(shift, slope), rows, torch.zeros_like(shift).unsqueeze(1), grads)
+        return LookBack(TaylorTerms(shift, slope), rows, None, grads)
 
     def _keep(self, seen: Observation, i: int, mean_patch: Tensor, patches: Tensor, centred: Tensor) -> Kept:
-        x, operand, local = seen.x, seen.operands[i], 1 if seen.local is None else seen.local
+        x, operand = seen.x, seen.operands[i]
         if self.positions is None and operand.y is not None:
             output = x if x.ndim == 2 else x.reshape(*x.shape[:2], *operand.output_sizes)
             known = mean_patch if self.centres else None
             of_var = var_grad(output, seen.mean, operand.y, seen.weights[i], operand.geometry, known)
         else:
             of_var = spread(centred * (2 / len(centred)), patches)
-        return {f"{i}.mean_grad": mean_patch * local, f"{i}.var_grad": of_var * local}
+        return {f"{i}.mean_grad": _of_local(mean_patch, seen), f"{i}.var_grad": _of_local(of_var, seen)}
 
     def _products(self, kept: Kept, weights: Sequence[Tensor]) -> dict[str, Tensor]:
         found = [i for i in range(len(weights)) if f"{i}.mean_grad" in kept]
         means = [project_means(kept[f"{i}.mean_grad"], weights[i]) for i in found]
         return {"mean_at": total(means), "var_at": total([project(kept[f"{i}.var_grad"], weights[i]) for i in found])}
+
+    def _of_first(self, row: Kept, samples: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return row["mean_at"], total(list(map(project, samples, weights)))[0]
 
 
 class Plan(NamedTuple):
@@ -297,6 +308,11 @@ def history_shapes(channels: int, storage: Storage | None, settings: Settings) -
 def stored_as(name: str, dtype: torch.dtype, narrow: torch.dtype | None) -> torch.dtype:
     """Return the type that a tensor of that name is kept in: most of the memory is in a few of them."""
     return narrow if narrow is not None and name.endswith(_BULK) else dtype
+
+
+def _of_local(value: Tensor, seen: Observation) -> Tensor:
+    """Return this process's share of a mean."""
+    return value if seen.local is None else value * seen.local
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
