@@ -11,6 +11,16 @@ from crossbn import functional as C
 from crossbn.functional.normalize import native_available
 
 
+def native_reduce(
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, *wanted: bool
+) -> tuple[Tensor | None, ...]:
+    """What torch says `batch_norm_backward_reduce` returns: two sums and the parameters' gradients, as wanted."""
+    dims = [0, *range(2, x.ndim)]
+    product = (grad * (x - C.channelwise(mean, x))).sum(dims)
+    sums = (grad.sum(dims), product) if wanted[0] else (None, None)
+    return *sums, product * invstd if wanted[1] else None, grad.sum(dims) * weight.new_ones(()) if wanted[2] else None
+
+
 def native_elemt(
     grad: Tensor,
     x: Tensor,
@@ -39,6 +49,7 @@ def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
     if request.param == "native":
         monkeypatch.setattr("crossbn.functional.normalize.native_available", lambda _: True)
+        monkeypatch.setattr(torch, "batch_norm_backward_reduce", native_reduce)
         monkeypatch.setattr(torch, "batch_norm_backward_elemt", native_elemt)
 
 

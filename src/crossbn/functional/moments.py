@@ -19,6 +19,7 @@ from crossbn.torch_internals import inside_functorch
 Flag = bool | Tensor
 """A bool where the value may be looked at, on the CPU; a scalar tensor on a GPU, which is never waited for."""
 
+_LARGE = 2**16
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -35,8 +36,13 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling() or not x.is_cpu or is_differentiated(x):
         var, mean = torch.var_mean(x.to(dtype), dims, correction=0)
         return mean, var
-    mean = x.mean(dims, dtype=dtype)  # two plain passes are ten times as fast as var_mean on the CPU
-    return mean, (x - channelwise(mean, x)).square_().mean(dims)
+    if x.numel() >= _LARGE:  # on the CPU two plain passes are four times as fast as the native kernel, ten as var_mean
+        mean = x.mean(dims, dtype=dtype)
+        return mean, (x - channelwise(mean, x)).square_().mean(dims)
+    # Without running statistics the result would have the type of a bfloat16 input; momentum 0 leaves them alone.
+    running = None if x.dtype == dtype else x.new_ones(x.shape[1], dtype=dtype)
+    mean, var = torch.batch_norm_update_stats(x, running, running, 0.0)
+    return mean, var
 
 
 def is_differentiated(x: Tensor) -> bool:

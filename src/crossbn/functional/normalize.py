@@ -62,13 +62,20 @@ def gradients(
     """
     invstd, own = torch.rsqrt(var + eps), gamma * share
     alone = group is None and not native_available(x)
-    dx, sum_product, sum_grad = torch.ops.aten.native_batch_norm_backward(
-        grad, x, own, None, None, mean, invstd, True, eps, [alone, True, True]
-    )
-    of_gamma, of_beta = sum_product, sum_grad
     if alone:  # dx is that of today's share of gamma; the rest of gamma has that of evaluation
+        dx, sum_product, sum_grad = torch.ops.aten.native_batch_norm_backward(
+            grad, x, own, None, None, mean, invstd, True, eps, [True, True, True]
+        )
         dx.addcmul_(grad, channelwise((gamma - own).mul_(invstd), x))
+        of_gamma, of_beta = sum_product, sum_grad
     else:
+        if native_available(x):
+            of_beta, product, *_ = torch.batch_norm_backward_reduce(grad, x, mean, invstd, gamma, True, False, False)
+        else:  # written out: the batch of a process may be empty, which other native kernels do not survive
+            dims, wide = [0, *range(2, x.ndim)], grad.to(mean.dtype)
+            of_beta, product = wide.sum(dims), (wide * (x.to(mean.dtype) - channelwise(mean, x))).sum(dims)
+        sum_grad, sum_product = of_beta, product * invstd
+        of_gamma = sum_product
         if group is None or count is None:
             count = mean.new_full((), x.numel() // x.shape[1])
         else:
@@ -85,7 +92,7 @@ def gradients(
 
 
 def native_available(x: Tensor) -> bool:
-    """Tell whether torch has SyncBatchNorm's native kernel for the last part, for a tensor like `x`."""
+    """Tell whether SyncBatchNorm's native kernels are there for a tensor like `x`."""
     return x.is_cuda and not torch.compiler.is_compiling()
 
 
