@@ -102,7 +102,7 @@ def follow(conv: nn.Conv2d, y: Tensor, old: Tensor, way: Tensor, change: Tensor)
     mean_grad, var_grad = C.mean_grad(y, geometry, x.shape[2:]), C.var_grad(x, mean, y, old, geometry)
     true, first, second = [], [], []
     for moved in change.reshape(-1, 1, 1) * way:
-        drift = C.project(mean_grad.unsqueeze(0), moved)[0], C.project_var(var_grad.unsqueeze(0), moved)[0]
+        drift = C.project(mean_grad.unsqueeze(0), moved)[0], C.project(var_grad.unsqueeze(0), moved)[0]
         true.append(C.batch_moments(output(old + moved))[1])
         first.append(C.compensate(mean, var, *drift)[1])
         second.append(C.compensate(mean, var, *drift, output(moved).square().mean([0, 2, 3]))[1])

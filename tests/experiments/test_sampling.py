@@ -5,7 +5,8 @@ import pytest
 from crossbn.experiments import sampling
 from crossbn.experiments.experiment import Scale
 from crossbn.experiments.tasks import News, Result, Task
-from crossbn.functional import Geometry, choose_plan, plan
+from crossbn.functional import Geometry, choose_plan
+from crossbn.functional import storage as plan
 
 LARGE = Geometry(512, 512, kernel=(3, 3))
 TINY = {"image_size": 32, "steps": 5, "every": 4}

@@ -1,13 +1,14 @@
-"""The gradients of the normalization: blended from torch's, written out in halves, and by SyncBatchNorm's kernels."""
+"""The gradients of the normalization: blended from torch's, written out, and by the kernel of SyncBatchNorm."""
 
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.functional.normalize import blend_gradient, native_available, reduce_gradient
+from crossbn.functional.normalize import native_available
 
 
 def native_reduce(
@@ -39,26 +40,17 @@ def native_elemt(
     return (grad - sum_grad / n - (x - mean) * invstd.square() * sum_product / n) * invstd * weight
 
 
-@pytest.fixture(params=["blended", "written out", "native"])
+@pytest.fixture(params=["blended", "of a group", "native"])
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose which of the three ways to the same gradient is taken."""
-    module = "crossbn.functional.normalize"
-    if request.param == "written out":
-        monkeypatch.setattr(f"{module}._blend_native", _blend_written_out)
+    if request.param == "of a group":  # of this process alone
+        of_group: Any = partial(C.gradients, group=cast(Any, object()))
+        monkeypatch.setattr(C, "gradients", of_group)
+        monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
     if request.param == "native":
-        monkeypatch.setattr(f"{module}.native_available", lambda _: True)
+        monkeypatch.setattr("crossbn.functional.normalize.native_available", lambda _: True)
         monkeypatch.setattr(torch, "batch_norm_backward_reduce", native_reduce)
         monkeypatch.setattr(torch, "batch_norm_backward_elemt", native_elemt)
-
-
-def _blend_written_out(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, share: Tensor, gamma: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    assert eps == 1e-5
-    sum_grad, product = reduce_gradient(grad, x, mean, invstd, gamma)
-    count = torch.tensor(x.numel() // x.shape[1])
-    dx = blend_gradient(grad, x, mean, invstd, gamma, sum_grad * share, product * share, count)
-    return dx, product * invstd, sum_grad
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, [1.0, 0.5, 0.25, 0.2]], ids=str)
@@ -81,7 +73,8 @@ def test_gradients_are_those_of_the_formula(shape: tuple[int, ...], share: float
     mean, var = mean.detach(), var.detach()
     torch.testing.assert_close(C.normalized(x, mean, var, gamma, beta, 1e-5), expected)
     grad = torch.randn_like(expected)
-    got = C.gradients(grad, x.detach(), mean, var, shares, gamma.detach(), 1e-5)
+    count = torch.tensor(x.numel() // 4)
+    got = C.gradients(grad, x.detach(), mean, var, shares, gamma.detach(), 1e-5, count=count)
     of_x, of_gamma, of_beta, of_added = torch.autograd.grad(expected, [x, gamma, beta, added], grad)
     wanted = {"x": of_x, "gamma": of_gamma, "beta": of_beta, "mean": of_added[0], "var": of_added[1]}
     for name, want in wanted.items():
@@ -93,24 +86,6 @@ def test_a_lone_position_is_beta() -> None:
     x, beta = torch.tensor([[1e7, 3.3]]), torch.tensor([0.25, -1.0])
     got = C.normalized(x, x[0], torch.zeros(2), torch.ones(2), beta, 1e-5)
     assert torch.equal(got[0], beta)
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 5)], ids=str)
-def test_output_with_a_graph_has_the_gradients_and_their_gradients(shape: tuple[int, ...]) -> None:
-    """Where nothing else is followed and all is today's, it is BatchNorm."""
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    gamma = torch.rand(3, dtype=torch.float64, requires_grad=True)
-    mean, var = (each.detach() for each in C.batch_moments(x))
-    nothing, all_ = torch.zeros(3, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    got = C.differentiable_output(x, mean, var, gamma, all_, 1e-5, nothing, nothing)
-    expected = torch.nn.functional.batch_norm(x, None, None, gamma, None, True, 0.0, 1e-5)
-    torch.testing.assert_close(got, expected)
-
-    def twice(y: Tensor) -> tuple[Tensor, ...]:
-        first = torch.autograd.grad(y.sin().sum(), [x, gamma], create_graph=True)
-        return *first, *torch.autograd.grad(first[0].square().sum() + first[1].pow(3).sum(), [x, gamma])
-
-    torch.testing.assert_close(twice(got), twice(expected), rtol=1e-9, atol=1e-10)
 
 
 def test_native_kernels_are_for_the_gpu_only() -> None:

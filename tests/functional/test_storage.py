@@ -95,7 +95,7 @@ def test_jacobian_is_that_of_the_pooled_moments(kind: str, order: int) -> None:
     (expected,) = torch.autograd.grad((a * found.mean + v * found.var).sum(), weight)
     with torch.no_grad():
         back = step.look_back(weight)
-        (jacobian,) = step.storage.jacobians(step.kept, back, back.terms, pooled(weight))
+        (jacobian,) = step.storage.jacobians(back, back.terms, pooled(weight))
     got = C.unflatten_weight(jacobian.weight_gradient(a, v), step.geometry)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
 
@@ -132,3 +132,31 @@ def test_choice(geometries: list[C.Geometry], options: dict[str, int], kind: str
     storage = C.make_storage(geometries, Settings(**options))  # type: ignore[arg-type]  # a table of several types
     assert type(storage).__name__ == kind
     assert getattr(storage, "positions", None) == positions
+
+
+DEPTHWISE = C.Geometry(96, 96, 96, kernel=(3, 3))
+EARLY, DEEP = C.Geometry(32, 3, kernel=(3, 3)), C.Geometry(512, 512, kernel=(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("geometry", "positions", "slots", "order", "plan"),
+    [
+        (EARLY, 128, 3, 1, C.Plan("gradient", 128)),
+        (EARLY, 16, 3, 1, C.Plan("gradient", 16)),
+        (EARLY, None, 3, 1, C.Plan("gradient", None)),
+        (EARLY, None, 3, 2, C.Plan("patches", None)),
+        (EARLY, 128, 3, 2, C.Plan("patches", 128)),
+        (DEPTHWISE, 128, 3, 1, C.Plan("gradient", 37)),
+        (C.Geometry(960, 960, 960, kernel=(3, 3)), 128, 3, 1, C.Plan("gradient", 16)),
+        (DEEP, None, 3, 1, C.Plan("gradient", None)),
+        (DEEP, 128, 3, 1, C.Plan("patches", 10)),
+        (DEEP, 128, 7, 1, C.Plan("patches", 6)),
+        (DEEP, 128, 15, 1, C.Plan("patches", 6)),
+        (DEEP, 128, 1, 1, C.Plan("patches", 32)),
+        (DEEP, 128, 0, 1, C.Plan("patches", 32)),
+        (DEEP, 2, 3, 1, C.Plan("patches", 2)),
+        (DEEP, 128, 3, 2, C.Plan("patches", 10)),
+    ],
+)
+def test_plans(geometry: C.Geometry, positions: int | None, slots: int, order: int, plan: C.Plan) -> None:
+    assert C.choose_plan(geometry, positions, slots, order) == plan

@@ -1,4 +1,4 @@
-"""Moments of a remembered step at other weights, and products that have to cancel."""
+"""Moments of a remembered step at other weights, products that have to cancel, and gradients of pooled statistics."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from crossbn import functional as C
 
-# Channels, numbers of a patch, groups; the last ones are split, and no small weights.
+# Channels, numbers of a patch, groups; the last ones are no small weights.
 WEIGHTS = [(8, 27, 1), (16, 9, 1), (64, 147, 1), (32, 9, 32), (12, 18, 4), (1, 7, 1), (64, 2304, 1)]
 
 
@@ -43,12 +43,6 @@ def test_project_and_spread_are_adjoint(groups: int) -> None:
     torch.testing.assert_close((C.project(rows, flat) * coefficient).sum(), (C.spread(coefficient, rows) * flat).sum())
 
 
-@pytest.mark.parametrize("channels", [6, 600])  # the latter are done a few at a time
-def test_project_var(channels: int) -> None:
-    grad, flat = torch.randn(3, channels, 300).double(), torch.randn(channels, 300).double()
-    torch.testing.assert_close(C.project_var(grad, flat), torch.einsum("rci,ci->rc", grad, flat))
-
-
 TERMS: dict[str, tuple[C.TaylorTerms, list[float], list[float]]] = {
     # Of a mean of 1 and 2, and a variance of 4 and 1.
     "unchanged": (C.TaylorTerms(torch.zeros(1, 2), torch.zeros(1, 2)), [1, 2], [4, 1]),
@@ -82,3 +76,46 @@ def test_second_order_is_exact() -> None:
     of_second_moment = ((y @ change.mT).square()).mean(0)
     got = C.compensate(mean[None], var[None], C.TaylorTerms(shift[None], slope[None], of_second_moment[None]))
     torch.testing.assert_close((got[0][0], got[1][0]), moments(after), rtol=1e-12, atol=1e-12)
+
+
+STEPS, ROWS, CHANNELS, SIZE = 2, 4, 6, 5
+GROUPS = pytest.mark.parametrize("groups", [1, 2, 6])
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def jacobian(groups: int, equal: bool = False, rest: bool = False) -> C.Jacobian:
+    of_mean = draw(1).expand(STEPS, 1) if equal else draw(STEPS, CHANNELS)
+    return C.Jacobian(
+        draw(STEPS, ROWS, groups, SIZE), of_mean, draw(STEPS, ROWS, CHANNELS), draw(CHANNELS, SIZE) if rest else None
+    )
+
+
+@GROUPS
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("rest", [True, False])
+def test_weight_gradient_is_the_sum_that_it_says(groups: int, equal: bool, rest: bool) -> None:
+    of, (a, v) = jacobian(groups, equal, rest), draw(2, CHANNELS)
+    rows = of.rows.repeat_interleave(CHANNELS // groups, 2)  # [R, M, C, I]
+    of_mean = torch.einsum("rc,rci->ci", of.mean_coefficient.expand(STEPS, CHANNELS), rows[:, 0])
+    of_var = torch.einsum("rmc,rmci->ci", of.var_coefficient, rows)
+    if of.var_jacobian is not None:
+        of_var = of_var + of.var_jacobian
+    torch.testing.assert_close(of.weight_gradient(a, v), a[:, None] * of_mean + v[:, None] * of_var)
+
+
+@pytest.mark.parametrize("operators", [1, 2])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_tensors_and_back(operators: int, has_bias: bool) -> None:
+    jacobians = tuple(jacobian(2, rest=bool(i)) for i in range(operators))
+    of_bias = (draw(CHANNELS), draw(CHANNELS)) if has_bias else None
+    whole = C.Dependence(jacobians, draw(STEPS, CHANNELS), of_bias, True, False)
+    tensors = iter([*whole.tensors(), draw(1)])
+    again = C.Dependence.of_tensors(tensors, operators, True, False)
+    assert len(list(tensors)) == 1  # the next one's
+    assert again.is_curved
+    assert not again.is_centred
+    for one, other in zip(again.tensors(), whole.tensors(), strict=True):
+        assert one is other

@@ -1,7 +1,7 @@
 """What sampling costs: how near compensated variances are to the true ones, by the positions their gradient is from.
 
-The plan takes fewer positions than asked for where the weight is large, see `functional.plan`; so one family of runs
-asks for more and more positions, the other moves the plan's own limit.
+The plan takes fewer positions than asked for where the weight is large, see `functional.choose_plan`; so one family of
+runs asks for more and more positions, the other moves the plan's own limit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,8 @@ from crossbn.experiments.gradient_training import build_network
 from crossbn.experiments.pictures import CLASSES, Batch, batches, check_pictures
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import News, Result, Task, Values, by_name
-from crossbn.functional import Geometry, choose_plan, plan
+from crossbn.functional import Geometry, choose_plan
+from crossbn.functional import storage as plan
 
 TITLE = "What sampling costs: errors of remembered variances, by the positions that are looked at"
 ALONE = False

@@ -237,7 +237,7 @@ class TwoLayerStorage(C.GradientStorage):
             row |= {"1.mean_grad": of_mean, "1.var_grad": of_var}
             for name, projected in (
                 ("mean_at", C.project_means(of_mean.unsqueeze(0), seen.weights[1])[0]),
-                ("var_at", C.project_var(of_var.unsqueeze(0), seen.weights[1])[0]),
+                ("var_at", C.project(of_var.unsqueeze(0), seen.weights[1])[0]),
             ):
                 row[name] = row[name] + projected if name in row else projected
         return row, is_theirs

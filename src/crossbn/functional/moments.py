@@ -63,12 +63,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def all_finite(*values: Tensor) -> Flag:
-    """Tell whether all values are finite.
-
-    Example:
-        >>> all_finite(torch.ones(2), torch.tensor([0.0, torch.inf]))
-        False
-    """
+    """Tell whether all values are finite."""
     if all(value.is_cpu for value in values) and not torch.compiler.is_compiling():
         # The sum is quicker; that of large numbers may be infinite though none of them is.
         return all(math.isfinite(value.sum()) or bool(value.isfinite().all()) for value in values)
@@ -79,12 +74,7 @@ def all_finite(*values: Tensor) -> Flag:
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Join the moments of several parts [P, C] of `count` [P] positions into those of the whole [C].
 
-    `mean = sum(w * mean_p)`, `var = sum(w * var_p) + sum(w * (mean_p - mean)**2)`, w the part's share of
-    the positions: a sum of non-negative terms, so nothing cancels.
-
-    Example:
-        >>> join_moments(torch.tensor([[1.0], [4.0]]), torch.zeros(2, 1), torch.tensor([2.0, 1.0]))
-        (tensor([2.]), tensor([2.]))
+    The variance is a sum of terms that are not negative, so nothing cancels.
     """
     share = (count / count.sum()).to(mean.dtype).unsqueeze(1)
     joint_mean = (share * mean).sum(0)

@@ -6,6 +6,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "order": (0, 1, 2),
+    "backward": ("through", "detached"),
+    "invalid": ("max", "drop"),
+    "sync": (True, False),
+    "history_dtype": (None, torch.bfloat16),
+    "weights": ("equal", "auto"),
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -45,18 +54,16 @@ class Settings:
     weights: str = "equal"
 
     def __post_init__(self) -> None:
-        _check_integer("window", self.window, 1)
-        _check_integer("burn_in", self.burn_in, 0)
-        if self.positions is not None:
-            _check_integer("positions", self.positions, 1)
-        _check_choice("order", self.order, (0, 1, 2))
-        _check_choice("backward", self.backward, ("through", "detached"))
-        _check_choice("sync", self.sync, (True, False))
-        _check_choice("invalid", self.invalid, ("max", "drop"))
-        _check_choice("history_dtype", self.history_dtype, (None, torch.bfloat16))
+        for name, least in (("window", 1), ("burn_in", 0), ("positions", 1)):
+            value = getattr(self, name)
+            is_none = name == "positions" and value is None
+            if not is_none and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
-        _check_choice("weights", self.weights, ("equal", "auto"))
         if self.weights == "auto" and self.decay != 1:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well')
 
@@ -81,13 +88,3 @@ class Settings:
             return None
         group = self.process_group or dist.group.WORLD
         return group if dist.get_world_size(group) > 1 else None
-
-
-def _check_integer(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

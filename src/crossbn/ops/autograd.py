@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn import ops
+from crossbn.ops.double_backward import changes, differentiable_output
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
 from crossbn.torch_internals import is_freed, is_wrapped
 
@@ -175,9 +176,9 @@ def _differentiable(
         weights, biases = operands[i : i + 2 * len(geometries) : 2], operands[i + 1 : i + 2 * len(geometries) : 2]
         i += 2 * len(geometries)
         channels = torch.arange(start, stop, device=x.device)
-        of_mean, of_var = dependence.changes(geometries, weights, biases)
+        of_mean, of_var = changes(dependence, geometries, weights, biases)
         shift, growth = shift.index_add(0, channels, of_mean), growth.index_add(0, channels, of_var)
-    y = C.differentiable_output(x, mean, var, gamma, share, ctx.eps, shift, growth)
+    y = differentiable_output(x, mean, var, gamma, share, ctx.eps, shift, growth)
     asked = [x, mean, var, gamma, *operands]
     wanted = [each for each in asked if each is not None and each.requires_grad]
     got = iter(torch.autograd.grad(y, wanted, grad.to(y.dtype), create_graph=True, allow_unused=True))

@@ -163,7 +163,7 @@ def _pool(
         local = 1 if today.local is None else today.local
         of_mean = (pooled.weight.sum(0) * local).expand_as(pooled.mean)
         of_bias = None if bias is None else (of_mean, pooled.dvar_dmean.sum(0) * local)
-        jacobians = storage.jacobians(kept, back, today.terms, pooled)
+        jacobians = storage.jacobians(back, today.terms, pooled)
         dependence = C.Dependence(jacobians, pooled.dvar_dvar, of_bias, settings.order == 2, storage.centres)
     counted: float | Tensor
     if step_weights is None and settings.invalid == "max":

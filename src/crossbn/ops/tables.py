@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Geometry
-from crossbn.functional.sensitivity import jump_over
-from crossbn.functional.taps import counts_by_dimension, taps_of_all
+from crossbn.functional.sensitivity import counts_by_dimension, jump_over, taps_of_all
 from crossbn.ops import library
 
 _TABLE_ENTRIES = 2**20
@@ -16,7 +15,7 @@ _TABLE_ENTRIES = 2**20
 class Tables:
     """Where the outputs `x` of an operator are sampled, and which of its inputs `y` they read.
 
-    The same positions as those of `sample_places`, the same taps as those of `taps_at`.
+    The same positions as those of `sample_places`, the same taps as those of `patches_at`.
 
     Args:
         geometry: the operator.
