@@ -15,9 +15,10 @@ from crossbn.experiments import (
     norms,
     order,
     positions,
+    weights,
     window,
 )
-from crossbn.experiments.classification import EXPERIMENT
+from crossbn.experiments.classification import EXPERIMENT, recipe_of
 from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
 from crossbn.experiments.registry import EXPERIMENTS
 from crossbn.experiments.tasks import Task, read_results
@@ -38,7 +39,7 @@ def names(tasks: Iterable[Task]) -> list[str]:
 def test_all_tables_are_there() -> None:
     assert set(TABLES) == {
         *("norms", "batch_size", "architectures", "window", "compensation"),
-        *("burn_in", "order", "backward", "positions", "bound", "decay", "improvements"),
+        *("burn_in", "order", "backward", "positions", "bound", "decay", "weights", "improvements"),
     }
 
 
@@ -153,6 +154,19 @@ def test_decay_is_compared_at_each_batch_size() -> None:
     tasks = {task.name: task.settings for task in decay.configs(Scale.FULL)}
     assert tasks["CBN, batch 8, window 2, decay 0.5"]["norm_options"] == {"decay": 0.5, "positions": None}
     assert [len(decay.configs(scale)) for scale in Scale] == [18 * 5, 18]
+
+
+def test_weights_are_compared_without_burn_in() -> None:
+    rows = weights.rows(results_of(weights, by_norm))
+    assert [row.name for row in rows] == [f"batch {size}" for size in (8, 4, 2, 1)]
+    assert rows[0].remark == "+10.0 to BN, +0.0 to equal (?)"
+    assert "exact, own layer" in rows[2].ours
+    tasks = {task.name: task for task in weights.configs(Scale.SMALL)}
+    assert tasks["CBN, batch 2, window 8, weights auto, burn-in 0%"].settings["burn_in_epochs"] == 0
+    chosen = {name: recipe_of(task).norm_options.get("weights") for name, task in tasks.items()}
+    assert chosen["CBN, batch 2, window 8, weights auto, burn-in 0%"] == "auto"
+    assert chosen["CBN, batch 2, window 8, burn-in 0%"] == "equal"
+    assert chosen["BN, batch 2"] is None
 
 
 def test_improvements_add_variants_to_runs_of_other_tables() -> None:

@@ -93,7 +93,9 @@ def recipe_of(task: Task) -> "Recipe":
 
     settings: dict[str, Any] = dict(task.settings)
     head, gradient = settings.pop("head"), settings.pop("gradient")
-    if settings["norm"] not in CROSS_ITERATION:
+    if settings["norm"] in CROSS_ITERATION:  # the paper's weights, where the cell does not name others
+        settings["norm_options"] = {"weights": "equal", **settings["norm_options"]}
+    else:
         settings["window"] = None
     wrap: Callable[[nn.Module, Recipe], nn.Module] | None = None
     if gradient is not None:

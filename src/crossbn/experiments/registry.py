@@ -16,6 +16,7 @@ from crossbn.experiments import (
     order,
     positions,
     sampling,
+    weights,
     window,
 )
 from crossbn.experiments.experiment import Experiment
@@ -35,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "positions": positions,
     "bound": bound,
     "decay": decay,
+    "weights": weights,
     "improvements": improvements,
     "sampling": sampling,
 }
