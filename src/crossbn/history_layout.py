@@ -74,7 +74,8 @@ def misfit(history: History, state: Mapping[str, Tensor]) -> str | None:
     own = dict(history.state())
     if (different := own.keys() ^ state.keys()) == set(BY_AGE):
         kinds = ("equal", "auto") if different <= own.keys() else ("auto", "equal")
-        return 'the saved history is of weights="{}", this one of weights="{}"'.format(*kinds)
+        said = 'the saved history is of weights="{0}", this one of weights="{1}": convert with weights="{0}"'
+        return said.format(*kinds)
     if different:
         return f"the saved history and this one do not share {', '.join(sorted(different))}"
     for name, value in own.items():

@@ -32,10 +32,9 @@ class Settings:
         sync: pool over the processes of `process_group` as well.
         process_group: None for all processes.
         history_dtype: torch.bfloat16 halves the memory of what is remembered; None for the statistics' own type.
-        decay: weight of a remembered step for each step of its age, today's having one: 1 is the paper's equal weights,
-            0.7 trusts old steps less, whose statistics lack what earlier layers have changed since.
-        weights: of remembered steps: "equal", but for `decay`, or "auto": measured while training, see
-            `functional.weighting`.
+        weights: of remembered steps: "auto", measured while training, see `functional.weighting`, or "equal", the
+            paper's. Empty chooses "auto", but "equal" where `decay` is given and where nothing is compensated.
+        decay: instead, a fixed rate: what a remembered step weighs falls by it with each step of its age; None for 1.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -50,10 +49,13 @@ class Settings:
     sync: bool = False
     process_group: dist.ProcessGroup | None = None
     history_dtype: torch.dtype | None = None
-    decay: float = 1.0
-    weights: str = "equal"
+    weights: str = ""
+    decay: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.weights:
+            fixed = self.decay is not None or self.order == 0
+            object.__setattr__(self, "weights", "equal" if fixed else "auto")
         for name, least in (("window", 1), ("burn_in", 0), ("positions", 1)):
             value = getattr(self, name)
             is_none = name == "positions" and value is None
@@ -62,10 +64,15 @@ class Settings:
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-        if not 0 < self.decay <= 1:
+        if not 0 < self.rate <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
-        if self.weights == "auto" and self.decay != 1:
+        if self.weights == "auto" and self.rate != 1:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well')
+
+    @property
+    def rate(self) -> float:
+        """What the weight of a remembered step falls by with each step of its age, but for `weights`."""
+        return 1.0 if self.decay is None else self.decay
 
     @classmethod
     def of(cls, config: "Settings | None", options: dict[str, Any]) -> "Settings":

@@ -57,7 +57,7 @@ def step(
         past.num_steps,
         burnt,
         numbers,
-        settings.decay,
+        settings.rate,
         group,
         is_complete,
         remember,

@@ -270,7 +270,7 @@ def _step(inputs: StepInputs, past: Past, storage: Storage, settings: Settings) 
     if settings.weights == "auto":
         step_weights = work.weigh(steps, num_steps)
     else:
-        step_weights = weights_by_age(steps, num_steps % past.slots, settings.decay, x.dtype, x.device)
+        step_weights = weights_by_age(steps, num_steps % past.slots, settings.rate, x.dtype, x.device)
     batch.x, memory.y, memory.weight, batch.gamma, batch.beta = x_place, y_place, weight_place, gamma, beta
     batch.running_mean, batch.running_var, batch.num_batches_tracked = running_mean, running_var, tracked
     if norm is not None:

@@ -49,7 +49,7 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     x = inputs.x
     assert inputs.moments is not None
     (mean, var), finite = inputs.moments, inputs.finite
-    kept, step_weights = recall(past, settings.decay, mean.dtype)
+    kept, step_weights = recall(past, settings.rate, mean.dtype)
     weights = [] if storage is None else [_rows(operand, mean.dtype) for operand in inputs.operands]
     back = None if storage is None else storage.look_back(kept, weights)
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
