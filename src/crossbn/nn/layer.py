@@ -20,7 +20,7 @@ from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may
 from crossbn.nn.scope import at_end_of_forward, next_call
 from crossbn.nn.segment import Operator, Segment, WeightUnknown
 from crossbn.ops import compiled
-from crossbn.ops.autograd import Context, Run, normalize
+from crossbn.ops.autograd import Context, Known, Run, attach, normalize
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
 
 _OWN_STATE = ("settings", "label", "burnt", "feeds", "plain_reason", "_recompute_cache", "_said", "_is_replica")
@@ -257,12 +257,14 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     ) -> Tensor:
         runs, start = [], 0
         operands: list[Tensor | None] = []
+        if output is not None:
+            return self._attach(x, inputs[0], statistics[0], output)
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
-            if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
+            if each.has_dependence and x.requires_grad:  # else what made it is frozen, its weights included
                 aligned = calls or [None] * len(segment.operators)
                 geometries = tuple(operator.geometry for operator in segment.operators)
                 hooks = tuple(None if call is None or not has_graph else call.hook() for call in aligned)
-                runs.append(Run(start, start + segment.channels, geometries, each.dependence, hooks))
+                runs.append(Run(start, start + segment.channels, geometries, each, hooks))
                 for operator, call in zip(segment.operators, aligned, strict=True):
                     operands += operator.trained(call) if has_graph else (None, None)
             start += segment.channels
@@ -270,8 +272,18 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         share = _joined([each.share for each in statistics], statistics)
         group = self.settings.active_group
         count = None if group is None else torch.as_tensor(statistics[0].positions, device=x.device)
-        context = Context(share, self.eps, self.label, group, count, output, tuple(runs))
+        context = Context(share, self.eps, self.label, group, count, tuple(runs))
         return normalize(x, mean, var, self.weight, self.bias, context, operands)
+
+    def _attach(self, x: Tensor, feed: SegmentInput, statistics: ops.Statistics, output: Tensor) -> Tensor:
+        """Return the output that a step has made, of one segment with one operator, with its graph."""
+        assert isinstance(statistics, ops.PackedStatistics)
+        operator, call = feed.segment.operators[0], feed.calls[0] if feed.calls else None
+        hook = weight = None
+        if statistics.has_dependence and x.requires_grad:  # else what made it is frozen, its weight included
+            hook, (weight, _) = None if call is None else call.hook(), operator.trained(call)
+        known = Known(output, statistics, operator.geometry, hook, self.eps, self.label)
+        return attach(x, self.weight, self.bias, weight, known)
 
     @torch.no_grad()
     def _update_running(self, statistics: Sequence[ops.Statistics]) -> None:

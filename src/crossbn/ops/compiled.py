@@ -184,7 +184,8 @@ def _shapes(
 
 def _packed(found: Statistics, shapes: list[tuple[int, ...]]) -> Tensor:
     """Return the results as one tensor, with 0 for steps that are missing."""
-    tensors: list[Any] = list(found[:7])
+    tensors: list[Any] = [found.mean, found.var, found.share, found.bessel]
+    tensors += [found.has_variance, found.positions, found.finite]
     if (dependence := found.dependence) is not None:
         tensors += [dependence.dvar_dvar, *(dependence.of_bias or ()), dependence.jacobians[0].mean_coefficient]
         tensors += [each for rows, _, of_var, rest in dependence.jacobians for each in (rows, of_var, rest)]
@@ -210,7 +211,7 @@ def _statistics(results: list[Tensor], settings: Settings, operators: int, has_b
             rows, of_var, of_rest = next(tensors), next(tensors), next(tensors)
             jacobians.append(C.Jacobian(rows, weight, of_var, of_rest if of_rest.ndim == 2 else None))
         dependence = C.Dependence(tuple(jacobians), dvar_dvar, of_bias, settings.order == 2, not settings.sync)
-    return Statistics(mean, var, share, bessel, has_variance != 0, positions, finite != 0, dependence)
+    return Statistics(mean, var, share, dependence, bessel, has_variance != 0, positions, finite != 0)
 
 
 torch.library.impl("crossbn::step", "CompositeExplicitAutograd", _run)

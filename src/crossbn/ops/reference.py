@@ -12,7 +12,6 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Flag, Settings, TaylorTerms
-from crossbn.ops.ring import write_
 from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
 
 
@@ -77,7 +76,7 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         by_age = _slots_by_age(past, len(differences))
         row["variogram"] = C.averaged(kept["variogram"], differences[by_age], past.num_steps)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
-    commit = None if row is None or accept is False else partial(write_, past, row, accept & sound)
+    commit = None if row is None or accept is False else partial(past.write_, row, accept & sound)
     return Outcome(statistics, commit, None)
 
 
@@ -173,7 +172,7 @@ def _pool(
     has_variance = counted > 1
     bessel = counted / (counted - 1 * has_variance)  # a lone position keeps its variance, 0
     finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
-    return Statistics(pooled.mean, pooled.var, pooled.share, bessel, has_variance, today.positions, finite, dependence)
+    return Statistics(pooled.mean, pooled.var, pooled.share, dependence, bessel, has_variance, today.positions, finite)
 
 
 def _join(today: _Today, group: dist.ProcessGroup) -> _Today:

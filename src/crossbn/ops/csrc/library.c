@@ -58,6 +58,19 @@ struct tables { TABLES(DECLARE, DECLARE_THREE) };
 const struct field tables_fields[] = {TABLES(DESCRIBE, DESCRIBE){0, 0, sizeof(struct tables)}};
 #undef DESCRIBED
 
+/* The sizes of a norm's batch and of what a step leaves for its backward.
+ *
+ * n, c, s          images, channels, positions of an image
+ * r, m, groups, i  remembered steps; rows [groups, i] of each
+ * has_jacobian     whether there is a rest of d var / dW beside them */
+#define EXTENT(FIELD)                                                                                                  \
+    FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s) FIELD('n', int64_t, r) FIELD('n', int64_t, m) \
+    FIELD('n', int64_t, groups) FIELD('n', int64_t, i) FIELD('n', int64_t, has_jacobian)
+struct extent { EXTENT(DECLARE) };
+#define DESCRIBED extent
+const struct field extent_fields[] = {EXTENT(DESCRIBE){0, 0, sizeof(struct extent)}};
+#undef DESCRIBED
+
 /* What a step came to. Unless it is done, nothing that was written counts. */
 enum outcome {
     NOT_FINITE,       /* today's or the pooled moments are not */
