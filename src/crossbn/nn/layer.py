@@ -257,8 +257,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     ) -> Tensor:
         runs, start = [], 0
         operands: list[Tensor | None] = []
-        if output is not None:
-            return self._attach(x, inputs[0], statistics[0], output)
+        if isinstance(statistics[0], ops.PackedStatistics) and len(statistics) == 1:
+            return self._attach(x, inputs[0], statistics[0], output, has_graph)
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
             if each.has_dependence and x.requires_grad:  # else what made it is frozen, its weights included
                 aligned = calls or [None] * len(segment.operators)
@@ -275,12 +275,13 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         context = Context(share, self.eps, self.label, group, count, tuple(runs))
         return normalize(x, mean, var, self.weight, self.bias, context, operands)
 
-    def _attach(self, x: Tensor, feed: SegmentInput, statistics: ops.Statistics, output: Tensor) -> Tensor:
-        """Return the output that a step has made, of one segment with one operator, with its graph."""
-        assert isinstance(statistics, ops.PackedStatistics)
+    def _attach(
+        self, x: Tensor, feed: SegmentInput, statistics: ops.PackedStatistics, output: Tensor | None, has_graph: bool
+    ) -> Tensor:
+        """Do the same in the usual case, one segment with one operator, whose step may have made the output already."""
         operator, call = feed.segment.operators[0], feed.calls[0] if feed.calls else None
         hook = weight = None
-        if statistics.has_dependence and x.requires_grad:  # else what made it is frozen, its weight included
+        if has_graph and statistics.has_dependence and x.requires_grad:
             hook, (weight, _) = None if call is None else call.hook(), operator.trained(call)
         known = Known(output, statistics, operator.geometry, hook, self.eps, self.label)
         return attach(x, self.weight, self.bias, weight, known)

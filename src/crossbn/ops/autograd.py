@@ -146,9 +146,10 @@ class _Normalize(torch.autograd.Function):
 
 
 class Known(NamedTuple):
-    """What is told of a normalization whose output a step has made."""
+    """What is told of a normalization with what a step of one operator has left."""
 
-    output: Tensor
+    output: Tensor | None
+    """The output, if the step has made it."""
     statistics: PackedStatistics
     geometry: C.Geometry
     hook: WeightGradientHook | None
@@ -158,9 +159,9 @@ class Known(NamedTuple):
 
 
 def attach(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, known: Known) -> Tensor:
-    """Return the known output of a normalization with its graph; `weight`, None if it gets no gradient, is the operator's.
+    """Return the output of a normalization with its graph: `normalize` in the usual case, without its detours.
 
-    That is `normalize` in the usual case, without its detours.
+    The operator's `weight` is None if it gets no gradient.
     """
     y: Tensor = _Attach.apply(x, gamma, beta, weight, known)
     return y
@@ -169,12 +170,15 @@ def attach(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor 
 class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor | None, _: Tensor | None, weight: Tensor | None, known: Known
+        ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, known: Known
     ) -> Tensor:
         output, statistics, *ctx.told = known
         ctx.save_for_backward(x, gamma, statistics.packed)
         ctx.layout, ctx.weight = statistics.layout, weight  # not saved: its values are not needed, and may change
-        return output
+        if output is not None:
+            return output
+        scale = torch.ones_like(statistics.mean) if gamma is None else gamma
+        return C.normalized(x, statistics.mean, statistics.var, scale, beta, known.eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
