@@ -25,6 +25,7 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn.ops import cpu, library, reference
 from crossbn.ops.types import NormTensors, NotTheOperatorsOutput, Outcome, PackedStatistics, Past, Statistics, StepInputs
+from crossbn.torch_internals import is_wrapped
 
 DEVICES: dict[str, ModuleType] = {"cpu": cpu}
 """Implementations by the type of device."""
@@ -77,12 +78,19 @@ def step_backward(
         found: C.Gradients | None = device.step_backward(grad, x, gamma, eps, statistics, jacobians)
         if found is not None:
             return found
+    refuse_batches(grad)
     if jacobians is None:
         assert statistics.dependence is not None
         jacobians = [(0, each) for each in statistics.dependence.jacobians]
     mean, var, share, count = statistics.mean, statistics.var, statistics.share, statistics.positions
     gamma = torch.ones_like(mean) if gamma is None else gamma
     return C.gradients(grad, x, mean, var, share, gamma, eps, jacobians, count if group is not None else None, group)
+
+
+def refuse_batches(grad: Tensor) -> None:
+    """Raise RuntimeError if `grad` is a batch of gradients, which torch would take for one."""
+    if not torch.compiler.is_compiling() and is_wrapped(grad):
+        raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
 
 
 def add_weight_gradient_(grad: Tensor, jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:

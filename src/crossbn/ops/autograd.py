@@ -13,7 +13,7 @@ from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.ops.types import PackedStatistics, Statistics
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
-from crossbn.torch_internals import is_freed, is_wrapped
+from crossbn.torch_internals import is_freed
 
 
 class Run(NamedTuple):
@@ -110,16 +110,13 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        compiling = torch.compiler.is_compiling()
-        if not compiling:
-            _refuse_batches(grad)
         x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
         runs, tensors = [], iter(kept)
         for start, stop, geometries, hooks, *flags in ctx.runs:
             dependence = C.Dependence.of_tensors(tensors, len(geometries), *flags)
             runs.append((start, stop, geometries, dependence, hooks))
         whole, needed = Statistics(mean, var, share, None, positions=count), ctx.needs_input_grad
-        if torch.is_grad_enabled() and not compiling:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             given = grad, x, gamma, whole, [run[:4] for run in runs], ctx.operands
             dx, a, v, dgamma, dbeta, *rest = _differentiable(*given, ctx.eps, ctx.label, ctx.group)
             return dx, a, v, dgamma, dbeta if needed[4] else None, None, *rest
@@ -182,7 +179,6 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_batches(grad)
         x, gamma, packed = ctx.saved_tensors
         statistics, (of_x, of_gamma, of_beta, of_weight, _) = PackedStatistics(packed, ctx.layout), ctx.needs_input_grad
         geometry, hook, eps, label = ctx.told
@@ -205,14 +201,11 @@ class _Attach(torch.autograd.Function):
         )
 
 
-def _refuse_batches(grad: Tensor) -> None:
-    if is_wrapped(grad):
-        raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
-
-
 def _shaped(rows: Tensor, geometry: C.Geometry, weight: Tensor) -> Tensor:
     """Return the gradient of a weight from rows [C, I], in its shape: a matrix may stand for a kernel of one tap."""
-    own = C.unflatten_weight(rows, geometry).reshape(weight.shape) if geometry.transposed else rows.view(weight.shape)
+    if geometry.transposed:
+        rows = C.unflatten_weight(rows, geometry)
+    own = rows if rows.shape == weight.shape else rows.reshape(weight.shape)
     return own if own.dtype == weight.dtype else own.to(weight.dtype)
 
 
@@ -228,6 +221,7 @@ def _differentiable(
     group: dist.ProcessGroup | None = None,
 ) -> list[Tensor | None]:
     """Return the gradients of x, mean, var, gamma, beta and operands with a graph: by autograd, of the step written out."""
+    ops.refuse_batches(grad)
     if group is not None:
         raise RuntimeError(f"no double backward through {label}: its statistics are joined over processes")
     if any(operand is not None and is_freed(operand) for operand in operands):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbn.functional import SAMPLES, Gradients, GradientStorage, Jacobian, Settings, Storage
+from crossbn.functional import SAMPLES, Geometry, Gradients, GradientStorage, Jacobian, Settings, Storage
 from crossbn.functional import flatten_weight, history_shapes, weighting, weights_by_age
 from crossbn.functional.moments import is_differentiated
 from crossbn.ops import library
@@ -95,16 +95,16 @@ def _backward_of_packed(
     packed = address(statistics.packed, x.dtype, (statistics.layout.size,))
     if x.shape != extent.shape:
         raise Unfit
-    dx, sums, weights = torch.empty_like(x), x.new_empty(4, x.shape[1]), []
-    weight = scratch = None
+    found, of_weight = _room_for_gradients(x), (None, None)
     if through:
-        room = x.new_empty(extent.coefficients)
-        weights.append(x.new_empty(extent.weight))
-        weight, scratch = weights[0].data_ptr(), room.data_ptr()
-    results = dx.data_ptr(), sums.data_ptr(), weight, scratch
+        weight, scratch = x.new_empty(extent.weight), x.new_empty(extent.coefficients)
+        of_weight = weight.data_ptr(), scratch.data_ptr()
+        found.weights.append(weight)
+    dx, of_gamma, of_beta, of_mean, of_var, _ = found
+    vectors = of_gamma.data_ptr(), of_beta.data_ptr(), of_mean.data_ptr(), of_var.data_ptr()
     function = library.functions[x.dtype]["backward_of"]
-    function(extent.pointer, eps, *places, packed, *results, torch.get_num_threads())
-    return Gradients(dx, *sums.unbind(), weights)
+    function(extent.pointer, eps, *places, packed, dx.data_ptr(), *vectors, *of_weight, torch.get_num_threads())
+    return found
 
 
 def _backward(
@@ -115,18 +115,22 @@ def _backward(
     pooled = address(statistics.mean, dtype, vector), address(statistics.var, dtype, vector)
     shares = address(share, dtype, vector if len(share) == c else (1,)), int(len(share) > 1)
     of_jacobians = [_places(jacobian, dtype) for _, jacobian in jacobians]
-    dx, sums = torch.empty_like(x), x.new_empty(4, c)
-    extent = library.structures["extent", None](n, c, s)
-    results = dx.data_ptr(), sums.data_ptr()
+    extent, found = library.structures["extent", None](n, c, s), _room_for_gradients(x)
+    results = [each.data_ptr() for each in found[:5]]
     functions["step_backward"](ctypes.byref(extent), eps, *places, *pooled, *shares, *results, threads)
-    weights = []
     for (start, jacobian), of_jacobian in zip(jacobians, of_jacobians, strict=True):
         rows, _, coefficient, _ = jacobian
         weight, scratch = x.new_empty(coefficient.shape[2], rows.shape[3]), torch.empty_like(coefficient)
-        a, v = (sums.data_ptr() + (i * c + start) * sums.element_size() for i in (2, 3))
+        a, v = (place + start * x.element_size() for place in results[3:])
         functions["weight_gradient"](*of_jacobian, a, v, scratch.data_ptr(), True, weight.data_ptr(), threads)
-        weights.append(weight)
-    return Gradients(dx, *sums.unbind(), weights)
+        found.weights.append(weight)
+    return found
+
+
+def _room_for_gradients(x: Tensor) -> Gradients:
+    """Return gradients without values, those of weights excepted."""
+    new, size = x.new_empty, x.shape[1]
+    return Gradients(torch.empty_like(x), new(size), new(size), new(size), new(size), [])
 
 
 def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
@@ -212,11 +216,14 @@ def _workspace(inputs: StepInputs, past: Past, storage: Storage | None, settings
 class _Extent:
     """What compiled code wants to know in backward of a step's results."""
 
-    def __init__(self, shape: torch.Size, steps: int, samples: int, groups: int, size: int, has_rest: bool) -> None:
+    def __init__(self, shape: torch.Size, geometry: Geometry, steps: int, samples: int, has_rest: bool) -> None:
         self.shape = shape
-        self.weight, self.coefficients = (shape[1], size), steps * samples * shape[1]
+        channels, size = shape[1], geometry.patch_size
+        of_kernel = geometry.in_channels // geometry.groups, *geometry.kernel
+        self.weight = (channels, size) if geometry.transposed else (channels, *of_kernel)
+        self.coefficients = steps * samples * channels
         structure = library.structures["extent", None]
-        self._structure = structure(*_extent(shape), steps, samples, groups, size, has_rest)
+        self._structure = structure(*_extent(shape), steps, samples, geometry.groups, size, has_rest)
         self.pointer = ctypes.byref(self._structure)
 
 
@@ -241,6 +248,7 @@ class _Workspace:
         self._functions = library.functions[x.dtype]
         self._layouts: dict[int, Layout] = {}
         self._today = x.new_empty(2, x.shape[1]).unbind()
+        self._today_places = self._today[0].data_ptr(), self._today[1].data_ptr()
         self._batch.n, self._batch.c, self._batch.s = _extent(x.shape)
         self._point_to_rings(past, storage, settings, x)
         self._room = x.new_empty(self._tables.room(isinstance(storage, GradientStorage)))
@@ -260,7 +268,10 @@ class _Workspace:
             if hasattr(memory, f"next_{field}"):
                 self._next[name] = x.new_zeros((past.slots,) if name == "variogram" else shape)
                 setattr(memory, f"next_{field}", self._next[name].data_ptr())
-        memory.num_steps, memory.slots = address(past.num_steps, torch.int64, ()), past.slots
+        place = address(past.num_steps, torch.int64, ())
+        assert place is not None
+        self._rings["num_steps"], self._num_steps, self._slots = past.num_steps, ctypes.c_int64.from_address(place), past.slots
+        memory.num_steps, memory.slots = place, past.slots
         memory.m, memory.groups, memory.i = self._samples, geometry.groups, geometry.patch_size
         if settings.weights == "auto":
             self._step_weights, self._differences = x.new_zeros(past.slots), x.new_empty(channels, past.slots)
@@ -286,7 +297,7 @@ class _Workspace:
         if geometry.transposed:
             weight = flatten_weight(weight.detach(), geometry)  # it lives as long as its address is needed
         batch.x, memory.y = address(x, dtype, x_shape, dense=False), address(y, dtype, y_shape, dense=False)
-        batch.x_stride, memory.y_stride = x.stride(0), y.stride(0)
+        batch.x_stride, memory.y_stride = x.stride()[0], y.stride()[0]
         memory.weight = address(weight, dtype, weight.shape)
         if weight.numel() != x_shape[1] * geometry.patch_size:
             raise Unfit
@@ -298,12 +309,12 @@ class _Workspace:
             batch.running_mean, batch.running_var = address(running_mean, dtype, vector), address(running_var, dtype, vector)
             batch.num_batches_tracked = address(tracked, torch.int64, ())
             today, output = self._today, torch.empty_like(x, memory_format=torch.contiguous_format)
-            batch.output = output.data_ptr()
+            batch.output, (batch.today_mean, batch.today_var) = output.data_ptr(), self._today_places
         else:
             batch.output = batch.running_mean = None
+            batch.today_mean, batch.today_var = address(today[0], dtype, vector), address(today[1], dtype, vector)
         batch.has_moments = output is None
-        batch.today_mean, batch.today_var = address(today[0], dtype, vector), address(today[1], dtype, vector)
-        num_steps, slots = int(past.num_steps), past.slots
+        num_steps, slots = self._num_steps.value, self._slots
         steps = min(num_steps, slots)
         if settings.decay != 1:
             relative = weights_by_age(steps, num_steps % slots, settings.decay, dtype, x.device).relative
@@ -328,7 +339,7 @@ class _Workspace:
             (geometry, shape, _, _), (storage, _) = self._sizes, self._owners
             samples, has_rest = self._samples, isinstance(storage, GradientStorage)
             shapes = result_shapes(shape[1], steps, samples, 1, [geometry], False, has_rest)
-            extent = _Extent(shape, steps, samples, geometry.groups, geometry.patch_size, has_rest)
+            extent = _Extent(shape, geometry, steps, samples, has_rest)
             self._layouts[steps] = Layout(shapes, packed_size(shapes), steps > 0, extent)
         return self._layouts[steps]
 

@@ -24,8 +24,8 @@ _ARGUMENTS = {  # of each function in turn: n for a number, p for an array or st
     "moments": "pnnnnppt",
     "step": "pppt",
     "remember": "ppp",
-    "step_backward": "prppppppnppt",
-    "backward_of": "prpppppppp" + "t",
+    "step_backward": "prppppppnpppppt",
+    "backward_of": "prpppppppppppt",
     "weight_gradient": "pppnnpppppnpt",
     "take_over": "nppppp",
 }

@@ -117,10 +117,11 @@ static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
                     batch->output + (b * batch->c + j) * batch->s);
 }
 
-/* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel): dx, and `sums`
- * [4, c], the gradients of gamma, beta, and the pooled mean and variance. Without gamma it is 1. */
+/* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel): dx, and the
+ * gradients of gamma, which is 1 if it is null, of beta, and of the pooled mean and variance. */
 void NAME(step_backward)(const struct extent *extent, double eps, IN grad, IN x, IN gamma, IN mean, IN var, IN share,
-                         int64_t share_stride, OUT dx, OUT sums, int threads) {
+                         int64_t share_stride, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var,
+                         int threads) {
     const int64_t c = extent->c, s = extent->s, all = extent->n * c * s;
     threads = worth(threads, all);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -134,11 +135,10 @@ void NAME(step_backward)(const struct extent *extent, double eps, IN grad, IN x,
         const REAL slope = (REAL)(own * scale * invstd * invstd * sum_product), level = (REAL)(own * scale * sum_grad);
         for (int64_t place = j * s; place < all; place += c * s)
             NAME(combine)(grad + place, x + place, scale, slope, centre, level, s, dx + place);
-        const REAL of_gamma = (REAL)(invstd * sum_product);
-        sums[j] = of_gamma;
-        sums[c + j] = (REAL)sum_grad;
-        sums[2 * c + j] = (REAL)(-scale * sum_grad);
-        sums[3 * c + j] = (REAL)(-0.5 * scale * invstd * of_gamma);
+        grad_beta[j] = (REAL)sum_grad;
+        grad_gamma[j] = (REAL)(invstd * sum_product);
+        grad_mean[j] = (REAL)(-scale * sum_grad);
+        grad_var[j] = (REAL)(-0.5 * scale * invstd * grad_gamma[j]);
     }
 }
 

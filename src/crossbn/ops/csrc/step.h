@@ -100,14 +100,16 @@ static struct NAME(results) NAME(lay_out)(REAL *place, int64_t c, int64_t r, int
 
 /* The backward of a norm from what its step has left: see `step_backward`; and the weight's gradient, unless null, for
  * which there is `scratch` [r, m, c]. */
-void NAME(backward_of)(const struct extent *extent, double eps, IN grad, IN x, IN gamma, REAL *left, OUT dx, OUT sums,
-                       OUT weight, OUT scratch, int threads) {
-    const int64_t c = extent->c;
-    const struct NAME(results) results = NAME(lay_out)(left, c, extent->r, extent->m, extent->groups, extent->i);
-    NAME(step_backward)(extent, eps, grad, x, gamma, results.mean, results.var, results.share, 0, dx, sums, threads);
+void NAME(backward_of)(const struct extent *extent, double eps, IN grad, IN x, IN gamma, REAL *left, OUT dx,
+                       OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var, OUT weight, OUT scratch,
+                       int threads) {
+    const struct NAME(results) results =
+        NAME(lay_out)(left, extent->c, extent->r, extent->m, extent->groups, extent->i);
+    NAME(step_backward)(extent, eps, grad, x, gamma, results.mean, results.var, results.share, 0, dx, grad_gamma,
+                        grad_beta, grad_mean, grad_var, threads);
     if (weight != 0)
         NAME(weight_gradient)(extent, results.rows, results.weight_of_step, 1, 0, results.var_coefficient,
-                              extent->has_jacobian ? results.var_jacobian : 0, sums + 2 * c, sums + 3 * c, scratch, 1,
+                              extent->has_jacobian ? results.var_jacobian : 0, grad_mean, grad_var, scratch, 1,
                               weight, threads);
 }
 
