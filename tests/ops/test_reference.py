@@ -133,10 +133,10 @@ def test_recall(steps: int, decay: float, kept: list[float], weights: list[float
     history = History(2, {"mean": (1,), "var": (1,), "count": ()}, torch.empty(0).double())
     for i in range(1, steps + 1):
         history.push({"mean": torch.tensor([i]), "var": torch.ones(1), "count": torch.tensor(4)})
-    found, step_weights = reference.recall(history.past(), decay, torch.float64)
+    found, step_weights = history.past().recall(decay, torch.float64)
     assert found["mean"].flatten().tolist() == kept
     assert (None if step_weights is None else step_weights.tolist()) == weights
-    unread, all_weights = reference.recall(history.past()._replace(is_readable=False), decay, torch.float64)
+    unread, all_weights = history.past()._replace(is_readable=False).recall(decay, torch.float64)
     assert unread["mean"].shape == (2, 1)
     assert all_weights is not None
     assert all_weights[: len(kept)].tolist() == (weights if weights is not None else [1.0] * len(kept))

@@ -20,7 +20,7 @@ from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may
 from crossbn.nn.scope import at_end_of_forward, next_call
 from crossbn.nn.segment import Operator, Segment, WeightUnknown
 from crossbn.ops import compiled
-from crossbn.ops.autograd import Context, Known, Run, attach, normalize
+from crossbn.ops.autograd import Context, Run, attach, normalize
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
 
 _OWN_STATE = ("settings", "label", "burnt", "feeds", "plain_reason", "_recompute_cache", "_said", "_is_replica")
@@ -283,8 +283,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         hook = weight = None
         if has_graph and statistics.has_dependence and x.requires_grad:
             hook, (weight, _) = None if call is None else call.hook(), operator.trained(call)
-        known = Known(output, statistics, operator.geometry, hook, self.eps, self.label)
-        return attach(x, self.weight, self.bias, weight, known)
+        run = Run(0, x.shape[1], (operator.geometry,), statistics, (hook,))
+        return attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
 
     @torch.no_grad()
     def _update_running(self, statistics: Sequence[ops.Statistics]) -> None:

@@ -13,7 +13,6 @@ from crossbn.functional import Geometry, Settings
 from crossbn.nn.calls import Call, NodeCall
 from crossbn.nn.history import History
 from crossbn.nn.producer import Producer
-from crossbn.ops import reference
 
 Calls = Sequence[Call | None]
 """One for each operator of a segment; None for a branch that is left out. Empty where nothing is known of the calls."""
@@ -295,7 +294,7 @@ class Segment:
     def past(self) -> PastMoments:
         """Return the remembered moments as they were and at the present weights, the latest step first."""
         history = self.history
-        kept, _ = reference.recall(history.past(), 1.0, history["mean"].dtype)
+        kept, _ = history.past().recall(1.0, history["mean"].dtype)
         mean, var = kept["mean"], kept["var"]
         order = (int(history.num_steps) - 1 - torch.arange(len(mean))) % max(len(mean), 1)
         compensated = mean, var

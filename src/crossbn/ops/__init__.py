@@ -24,7 +24,15 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.ops import cpu, library, reference
-from crossbn.ops.types import NormTensors, NotTheOperatorsOutput, Outcome, PackedStatistics, Past, Statistics, StepInputs
+from crossbn.ops.types import (
+    NormTensors,
+    NotTheOperatorsOutput,
+    Outcome,
+    PackedStatistics,
+    Past,
+    Statistics,
+    StepInputs,
+)
 from crossbn.torch_internals import is_wrapped
 
 DEVICES: dict[str, ModuleType] = {"cpu": cpu}

@@ -111,25 +111,22 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
-        runs, tensors = [], iter(kept)
+        statistics, needed = Statistics(mean, var, share, None, positions=count), ctx.needs_input_grad
+        runs, operators, tensors = [], [], iter(kept)
         for start, stop, geometries, hooks, *flags in ctx.runs:
             dependence = C.Dependence.of_tensors(tensors, len(geometries), *flags)
-            runs.append((start, stop, geometries, dependence, hooks))
-        whole, needed = Statistics(mean, var, share, None, positions=count), ctx.needs_input_grad
+            runs.append((start, stop, geometries, dependence))
+            for each in zip(geometries, dependence.jacobians, hooks, strict=True):
+                operators.append((start, stop, dependence, *each))
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            given = grad, x, gamma, whole, [run[:4] for run in runs], ctx.operands
+            given = grad, x, gamma, statistics, runs, ctx.operands
             dx, a, v, dgamma, dbeta, *rest = _differentiable(*given, ctx.eps, ctx.label, ctx.group)
             return dx, a, v, dgamma, dbeta if needed[4] else None, None, *rest
-        operators = [
-            (start, stop, dependence, *each)
-            for start, stop, geometries, dependence, hooks in runs
-            for each in zip(geometries, dependence.jacobians, hooks, strict=True)
-        ]
         wanted = [needed[6 + 2 * i] and each[-1] is None for i, each in enumerate(operators)]
         jacobians = [(each[0], each[4]) for each, own in zip(operators, wanted, strict=True) if own]
-        found = ops.step_backward(grad, x, gamma, ctx.eps, whole, jacobians, ctx.group)
-        grads: list[Tensor | None] = [found.x, found.mean, found.var, found.gamma, found.beta]
-        grads = [each if own else None for each, own in zip(grads, needed[:5], strict=True)]
+        found = ops.step_backward(grad, x, gamma, ctx.eps, statistics, jacobians, ctx.group)
+        own_grads = found.x, found.mean, found.var, found.gamma, found.beta
+        grads = [each if own else None for each, own in zip(own_grads, needed[:5], strict=True)]
         grads.append(None)
         weights = iter(found.weights)
         for i, (start, stop, dependence, geometry, jacobian, hook) in enumerate(operators):
@@ -142,63 +139,57 @@ class _Normalize(torch.autograd.Function):
         return tuple(grads)
 
 
-class Known(NamedTuple):
-    """What is told of a normalization with what a step of one operator has left."""
-
-    output: Tensor | None
-    """The output, if the step has made it."""
-    statistics: PackedStatistics
-    geometry: C.Geometry
-    hook: WeightGradientHook | None
-    """Where to add to the weight's gradient; None where it is handed to autograd."""
-    eps: float
-    label: str
-
-
-def attach(x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, known: Known) -> Tensor:
+def attach(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor | None,
+    run: Run,
+    eps: float,
+    label: str,
+    output: Tensor | None = None,
+) -> Tensor:
     """Return the output of a normalization with its graph: `normalize` in the usual case, without its detours.
 
-    The operator's `weight` is None if it gets no gradient.
+    That is one run with one operator, whose statistics are packed. Its `weight` is None if it gets no gradient. The step
+    may have made the output already.
     """
-    y: Tensor = _Attach.apply(x, gamma, beta, weight, known)
+    y: Tensor = _Attach.apply(x, gamma, beta, weight, (run, eps, label, output))
     return y
 
 
 class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, known: Known
+        ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, told: tuple[Any, ...]
     ) -> Tensor:
-        output, statistics, *ctx.told = known
+        (_, _, (ctx.geometry,), statistics, (ctx.hook,)), ctx.eps, ctx.label, output = told
         ctx.save_for_backward(x, gamma, statistics.packed)
         ctx.layout, ctx.weight = statistics.layout, weight  # not saved: its values are not needed, and may change
         if output is not None:
-            return output
+            return output  # type: ignore[no-any-return]  # a tensor
         scale = torch.ones_like(statistics.mean) if gamma is None else gamma
-        return C.normalized(x, statistics.mean, statistics.var, scale, beta, known.eps)
+        return C.normalized(x, statistics.mean, statistics.var, scale, beta, ctx.eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, packed = ctx.saved_tensors
-        statistics, (of_x, of_gamma, of_beta, of_weight, _) = PackedStatistics(packed, ctx.layout), ctx.needs_input_grad
-        geometry, hook, eps, label = ctx.told
+        of_x, of_gamma, of_beta, of_weight, _ = ctx.needs_input_grad
+        statistics, hook = PackedStatistics(packed, ctx.layout), ctx.hook
         if torch.is_grad_enabled():
-            run = 0, x.shape[1], (geometry,), statistics.dependence
+            run = 0, x.shape[1], (ctx.geometry,), statistics.dependence
+            runs, operands = ([run], [ctx.weight, None]) if of_weight else ([], [])
             scale = torch.ones_like(statistics.mean) if gamma is None else gamma
-            given = grad, x, scale, statistics, [run] if of_weight else [], [ctx.weight, None] if of_weight else []
-            dx, _, _, dgamma, dbeta, *dweight = _differentiable(*given, eps, label)
-            return dx, dgamma, dbeta if of_beta else None, dweight[0] if dweight else None, None
+            found = _differentiable(grad, x, scale, statistics, runs, operands, ctx.eps, ctx.label)
+            return found[0], found[3], found[4] if of_beta else None, found[5] if of_weight else None, None
         through = of_weight and hook is None
-        found = ops.step_backward(grad, x, gamma, eps, statistics, None if through else ())
-        if of_weight and hook is not None:
-            hook.deliver(statistics.dependence.jacobians[0], found.mean, found.var)
-        return (
-            found.x if of_x else None,
-            found.gamma if of_gamma else None,
-            found.beta if of_beta else None,
-            _shaped(found.weights[0], geometry, ctx.weight) if through else None,
-            None,
+        dx, dgamma, dbeta, a, v, weights = ops.step_backward(
+            grad, x, gamma, ctx.eps, statistics, None if through else ()
         )
+        if of_weight and hook is not None:
+            hook.deliver(statistics.dependence.jacobians[0], a, v)
+        own = _shaped(weights[0], ctx.geometry, ctx.weight) if through else None
+        return dx if of_x else None, dgamma if of_gamma else None, dbeta if of_beta else None, own, None
 
 
 def _shaped(rows: Tensor, geometry: C.Geometry, weight: Tensor) -> Tensor:

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbn.functional import SAMPLES, Geometry, Gradients, GradientStorage, Jacobian, Settings, Storage
-from crossbn.functional import flatten_weight, history_shapes, weighting, weights_by_age
+from crossbn import functional as C  # the library's F
+from crossbn.functional import Gradients, Jacobian, Settings, Storage, weighting
 from crossbn.functional.moments import is_differentiated
-from crossbn.ops import library
+from crossbn.ops import library, types
 from crossbn.ops.library import Unfit, address
 from crossbn.ops.tables import Tables
-from crossbn.ops.types import Layout, NotTheOperatorsOutput, Outcome, PackedStatistics, Past, Statistics, StepInputs
-from crossbn.ops.types import packed_size, result_shapes
+from crossbn.ops.types import NotTheOperatorsOutput, Outcome, PackedStatistics, Past, Statistics, StepInputs
 
 _MOST_STEPS = 63
 _NOT_FINITE, _DONE, _NOT_REMEMBERED, _NOT_THE_OPERATOR = range(4)  # what a step came to, see `csrc/library.c`
@@ -216,7 +215,7 @@ def _workspace(inputs: StepInputs, past: Past, storage: Storage | None, settings
 class _Extent:
     """What compiled code wants to know in backward of a step's results."""
 
-    def __init__(self, shape: torch.Size, geometry: Geometry, steps: int, samples: int, has_rest: bool) -> None:
+    def __init__(self, shape: torch.Size, geometry: C.Geometry, steps: int, samples: int, has_rest: bool) -> None:
         self.shape = shape
         channels, size = shape[1], geometry.patch_size
         of_kernel = geometry.in_channels // geometry.groups, *geometry.kernel
@@ -246,12 +245,12 @@ class _Workspace:
         self._memory: Any = library.structures["memory", x.dtype]()
         self._structures = (*map(ctypes.byref, (self._batch, self._memory, self._tables.structure)),)
         self._functions = library.functions[x.dtype]
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, types.Layout] = {}
         self._today = x.new_empty(2, x.shape[1]).unbind()
         self._today_places = self._today[0].data_ptr(), self._today[1].data_ptr()
         self._batch.n, self._batch.c, self._batch.s = _extent(x.shape)
         self._point_to_rings(past, storage, settings, x)
-        self._room = x.new_empty(self._tables.room(isinstance(storage, GradientStorage)))
+        self._room = x.new_empty(self._tables.room(isinstance(storage, C.GradientStorage)))
         self._memory.scratch = self._room.data_ptr()
 
     def _point_to_rings(self, past: Past, storage: Storage, settings: Settings, x: Tensor) -> None:
@@ -259,10 +258,10 @@ class _Workspace:
         memory, (channels,), geometry = self._memory, self._vector, self._sizes[0]
         self._rings, self._next = dict(past.rings), {}  # as long as addresses are kept, the tensors are
         self._samples = past.rings["products"].shape[1] if "products" in past.rings else 1
-        if not isinstance(storage, GradientStorage) and self._samples <= self._tables.amount:
+        if not isinstance(storage, C.GradientStorage) and self._samples <= self._tables.amount:
             raise Unfit
-        for name, shape in history_shapes(channels, storage, settings).items():
-            shape = (self._samples, *shape[1:]) if name.endswith(SAMPLES) else shape
+        for name, shape in C.history_shapes(channels, storage, settings).items():
+            shape = (self._samples, *shape[1:]) if name.endswith(C.SAMPLES) else shape
             field = _FIELDS.get(name, name)
             setattr(memory, field, address(past.rings[name], x.dtype, (past.slots, *shape)))
             if hasattr(memory, f"next_{field}"):
@@ -270,7 +269,11 @@ class _Workspace:
                 setattr(memory, f"next_{field}", self._next[name].data_ptr())
         place = address(past.num_steps, torch.int64, ())
         assert place is not None
-        self._rings["num_steps"], self._num_steps, self._slots = past.num_steps, ctypes.c_int64.from_address(place), past.slots
+        self._rings["num_steps"], self._num_steps, self._slots = (
+            past.num_steps,
+            ctypes.c_int64.from_address(place),
+            past.slots,
+        )
         memory.num_steps, memory.slots = place, past.slots
         memory.m, memory.groups, memory.i = self._samples, geometry.groups, geometry.patch_size
         if settings.weights == "auto":
@@ -295,7 +298,7 @@ class _Workspace:
         x, (_, weight, y, _), vector, (_, settings) = inputs.x, inputs.operands[0], self._vector, self._owners
         assert y is not None
         if geometry.transposed:
-            weight = flatten_weight(weight.detach(), geometry)  # it lives as long as its address is needed
+            weight = C.flatten_weight(weight.detach(), geometry)  # it lives as long as its address is needed
         batch.x, memory.y = address(x, dtype, x_shape, dense=False), address(y, dtype, y_shape, dense=False)
         batch.x_stride, memory.y_stride = x.stride()[0], y.stride()[0]
         memory.weight = address(weight, dtype, weight.shape)
@@ -306,7 +309,10 @@ class _Workspace:
             assert norm is not None
             running_mean, running_var, tracked, gamma, beta, batch.eps, batch.momentum = norm
             batch.gamma, batch.beta = address(gamma, dtype, vector), address(beta, dtype, vector)
-            batch.running_mean, batch.running_var = address(running_mean, dtype, vector), address(running_var, dtype, vector)
+            batch.running_mean, batch.running_var = (
+                address(running_mean, dtype, vector),
+                address(running_var, dtype, vector),
+            )
             batch.num_batches_tracked = address(tracked, torch.int64, ())
             today, output = self._today, torch.empty_like(x, memory_format=torch.contiguous_format)
             batch.output, (batch.today_mean, batch.today_var) = output.data_ptr(), self._today_places
@@ -317,7 +323,7 @@ class _Workspace:
         num_steps, slots = self._num_steps.value, self._slots
         steps = min(num_steps, slots)
         if settings.decay != 1:
-            relative = weights_by_age(steps, num_steps % slots, settings.decay, dtype, x.device).relative
+            relative = C.weights_by_age(steps, num_steps % slots, settings.decay, dtype, x.device).relative
             batch.step_weights = None if relative is None else relative.data_ptr()
         layout = self._layout(steps)
         packed = x.new_empty(layout.size)
@@ -333,14 +339,14 @@ class _Workspace:
         commit = partial(self._remember, past, today) if inputs.remember and came_to == _DONE else None
         return Outcome(found, commit, output)
 
-    def _layout(self, steps: int) -> Layout:
+    def _layout(self, steps: int) -> types.Layout:
         """Return what the results are of a step that remembers so many."""
         if steps not in self._layouts:
             (geometry, shape, _, _), (storage, _) = self._sizes, self._owners
-            samples, has_rest = self._samples, isinstance(storage, GradientStorage)
-            shapes = result_shapes(shape[1], steps, samples, 1, [geometry], False, has_rest)
+            samples, has_rest = self._samples, isinstance(storage, C.GradientStorage)
+            shapes = types.result_shapes(shape[1], steps, samples, 1, [geometry], False, has_rest)
             extent = _Extent(shape, geometry, steps, samples, has_rest)
-            self._layouts[steps] = Layout(shapes, packed_size(shapes), steps > 0, extent)
+            self._layouts[steps] = types.Layout(shapes, types.packed_size(shapes), steps > 0, extent)
         return self._layouts[steps]
 
     def _remember(self, past: Past, _: Sequence[Tensor]) -> None:

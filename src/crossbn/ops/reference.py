@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -19,16 +19,14 @@ from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, 
 def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
     """Pool today's moments with the remembered ones at today's weights, and make what is to be remembered.
 
-    Args:
-        inputs: today's.
-        past: what is remembered; it is not changed.
-        storage: how; None if nothing is compensated.
-        settings: of the norm.
+    `storage` says how that is, and is None if nothing is compensated. The past is not changed.
 
     Raises:
         NotTheOperatorsOutput: if the input is not what the operators make of theirs.
     """
-    with _full_precision(inputs.x.device.type):
+    kind = inputs.x.device.type
+    is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if is_autocast else nullcontext():
         return _step(inputs, past, storage if past.slots and inputs.operands else None, settings)
 
 
@@ -45,11 +43,12 @@ class _Today(NamedTuple):
 
 
 def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
-    x = inputs.x
+    x, bias = inputs.x, inputs.bias
     assert inputs.moments is not None
     (mean, var), finite = inputs.moments, inputs.finite
-    kept, step_weights = recall(past, settings.decay, mean.dtype)
-    weights = [] if storage is None else [_rows(operand, mean.dtype) for operand in inputs.operands]
+    kept, step_weights = past.recall(settings.decay, mean.dtype)
+    operands = inputs.operands if storage is not None else ()
+    weights = [C.flatten_weight(each.weight.detach(), each.geometry).to(mean.dtype) for each in operands]
     back = None if storage is None else storage.look_back(kept, weights)
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     if (group := settings.active_group) is not None:
@@ -69,46 +68,30 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         step_weights = step_weights if accept else mean.new_zeros(len(kept["mean"]))
     elif step_weights is not None:
         step_weights = step_weights * accept
-    moved = _moved(today, inputs.bias, kept)
-    statistics = _pool(today, inputs.bias, kept, back, moved, storage, step_weights, settings)
+    moved = kept["mean"], kept["var"]
+    if today.terms is not None:
+        moved = C.compensate(*moved, today.terms)
+    if bias is not None:
+        moved = moved[0] + bias, moved[1]
+    pooled = C.pool(today.mean, today.var, *moved, step_weights, settings.invalid)
     if row is not None and settings.weights == "auto":
-        differences = C.squared_differences(today.mean, today.var, *moved, statistics.var)
-        by_age = _slots_by_age(past, len(differences))
+        differences = C.squared_differences(today.mean, today.var, *moved, pooled.var)
+        by_age = past.slots_by_age(len(differences))
         row["variogram"] = C.averaged(kept["variogram"], differences[by_age], past.num_steps)
+    dependence = None
+    if settings.backward == "through" and storage is not None and back is not None and len(moved[0]) > 0:
+        dependence = _dependence(today, bias, kept, back, pooled, storage)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
     commit = None if row is None or accept is False else partial(past.write_, row, accept & sound)
-    return Outcome(statistics, commit, None)
-
-
-def recall(past: Past, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Return what is remembered, [R, ...] by name, and the weights of the R steps, today's being 1; None if all are."""
-    rings, slots, device = past.rings, past.slots, past.num_steps.device
-    if past.is_readable:
-        num_steps = int(past.num_steps)
-        if num_steps < slots:
-            rings = {name: ring[:num_steps] for name, ring in rings.items()}
-        step_weights = C.weights_by_age(min(num_steps, slots), num_steps % max(slots, 1), decay, dtype, device).relative
-    else:
-        is_there = torch.arange(slots, device=device) < past.num_steps
-        step_weights = torch.pow(decay, C.ages(slots, past.num_steps, device).to(dtype)) * is_there
-    return {name: ring.to(dtype) for name, ring in rings.items()}, step_weights
+    return Outcome(_statistics(today, kept, pooled, step_weights, settings, dependence), commit, None)
 
 
 def best_weights(past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor) -> Tensor:
     """Return the weights [R] that the variogram speaks for, of the steps that are there; `today` are the positions."""
-    by_age = _slots_by_age(past, len(kept["count"]))
+    by_age = past.slots_by_age(len(kept["count"]))
     count = (kept["count"] if is_there is None else kept["count"] * is_there)[by_age]
     noise, drift = C.fit_line(kept["variogram"], (count > 0).to(count.dtype))
     return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today))
-
-
-def _slots_by_age(past: Past, steps: int) -> Tensor:
-    """Return which of the recalled steps is of age 1, 2 and so on."""
-    return (past.num_steps - torch.arange(1, 1 + steps, device=past.num_steps.device)) % max(steps, 1)
-
-
-def _rows(operand: C.Operand, dtype: torch.dtype) -> Tensor:
-    return C.flatten_weight(operand.weight.detach(), operand.geometry).to(dtype)
 
 
 def _row(
@@ -136,34 +119,25 @@ def _row(
     return row, is_theirs, sound
 
 
-def _moved(today: _Today, bias: Tensor | None, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the remembered means and variances at today's weights."""
-    past_mean, past_var = kept["mean"], kept["var"]
-    if today.terms is not None:
-        past_mean, past_var = C.compensate(past_mean, past_var, today.terms)
-    return past_mean if bias is None else past_mean + bias, past_var
+def _dependence(
+    today: _Today, bias: Tensor | None, kept: dict[str, Tensor], back: C.LookBack, pooled: C.Pooled, storage: C.Storage
+) -> C.Dependence:
+    assert today.terms is not None
+    local = 1 if today.local is None else today.local
+    of_mean = (pooled.weight.sum(0) * local).expand_as(pooled.mean)
+    of_bias = None if bias is None else (of_mean, pooled.dvar_dmean.sum(0) * local)
+    jacobians = storage.jacobians(kept, back, today.terms, pooled)
+    return C.Dependence(jacobians, pooled.dvar_dvar, of_bias, storage.order == 2, storage.centres)
 
 
-def _pool(
+def _statistics(
     today: _Today,
-    bias: Tensor | None,
     kept: dict[str, Tensor],
-    back: C.LookBack | None,
-    moved: tuple[Tensor, Tensor],
-    storage: C.Storage | None,
+    pooled: C.Pooled,
     step_weights: Tensor | None,
     settings: Settings,
+    dependence: C.Dependence | None,
 ) -> Statistics:
-    past_mean, past_var = moved
-    pooled = C.pool(today.mean, today.var, past_mean, past_var, step_weights, settings.invalid)
-    dependence = None
-    if settings.backward == "through" and storage is not None and back is not None and len(past_mean) > 0:
-        assert today.terms is not None
-        local = 1 if today.local is None else today.local
-        of_mean = (pooled.weight.sum(0) * local).expand_as(pooled.mean)
-        of_bias = None if bias is None else (of_mean, pooled.dvar_dmean.sum(0) * local)
-        jacobians = storage.jacobians(kept, back, today.terms, pooled)
-        dependence = C.Dependence(jacobians, pooled.dvar_dvar, of_bias, settings.order == 2, storage.centres)
     counted: float | Tensor
     if step_weights is None and settings.invalid == "max":
         counted = float(kept["count"].sum()) + today.positions
@@ -196,8 +170,3 @@ def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
         joint_terms = TaylorTerms(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
     total = counts.sum()
     return _Today(joint_mean, joint_var, total, table[:, -2].all(), joint_terms, flags[1] / total)
-
-
-def _full_precision(device_type: str) -> AbstractContextManager[object]:
-    needed = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if needed else nullcontext()

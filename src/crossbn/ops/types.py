@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from crossbn.functional import BY_AGE, SAMPLES, Dependence, Flag, Geometry, Operand
+from crossbn.functional import BY_AGE, SAMPLES, Dependence, Flag, Geometry, Operand, ages, weights_by_age
 
 Shapes = Sequence[tuple[int, ...] | None]
 
@@ -67,6 +67,23 @@ class Past(NamedTuple):
     def slots(self) -> int:
         """How many steps fit."""
         return self.rings["mean"].shape[0]
+
+    def recall(self, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return what is remembered, [R, ...] by name, and the weights of the R steps, today's being 1; None if all are."""
+        rings, slots, device = self.rings, self.slots, self.num_steps.device
+        if self.is_readable:
+            num_steps = int(self.num_steps)
+            if num_steps < slots:
+                rings = {name: ring[:num_steps] for name, ring in rings.items()}
+            weights = weights_by_age(min(num_steps, slots), num_steps % max(slots, 1), decay, dtype, device).relative
+        else:
+            is_there = torch.arange(slots, device=device) < self.num_steps
+            weights = torch.pow(decay, ages(slots, self.num_steps, device).to(dtype)) * is_there
+        return {name: ring.to(dtype) for name, ring in rings.items()}, weights
+
+    def slots_by_age(self, steps: int) -> Tensor:
+        """Return which of the recalled steps is of age 1, 2 and so on."""
+        return (self.num_steps - torch.arange(1, 1 + steps, device=self.num_steps.device)) % max(steps, 1)
 
     def write_(self, row: Mapping[str, Tensor], accept: Flag = True) -> None:
         """Overwrite the oldest step with `row`, if `accept`; what it lacks is 0. A tensor is not looked at."""
