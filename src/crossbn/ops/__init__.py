@@ -83,16 +83,23 @@ def step_backward(
     """
     device = None if group is not None else DEVICES.get(x.device.type)
     if device is not None:
-        found: C.Gradients | None = device.step_backward(grad, x, gamma, eps, statistics, jacobians)
+        found: C.Gradients | None = device.step_backward(grad, x, gamma, eps, statistics, jacobians is None)
         if found is not None:
+            for start, jacobian in jacobians or ():
+                _, _, channels = jacobian.var_coefficient.shape
+                a, v = found.mean[start : start + channels], found.var[start : start + channels]
+                weight = a.new_zeros(channels, jacobian.rows.shape[3])
+                add_weight_gradient_(weight, jacobian, a, v)
+                found.weights.append(weight)
             return found
     refuse_batches(grad)
+    mean, var, share = statistics.mean, statistics.var, statistics.share
+    count = None if group is None else torch.as_tensor(statistics.positions, device=x.device)
     if jacobians is None:
         assert statistics.dependence is not None
         jacobians = [(0, each) for each in statistics.dependence.jacobians]
-    mean, var, share, count = statistics.mean, statistics.var, statistics.share, statistics.positions
     gamma = torch.ones_like(mean) if gamma is None else gamma
-    return C.gradients(grad, x, mean, var, share, gamma, eps, jacobians, count if group is not None else None, group)
+    return C.gradients(grad, x, mean, var, share, gamma, eps, jacobians, count, group)
 
 
 def refuse_batches(grad: Tensor) -> None:

@@ -151,8 +151,8 @@ def attach(
 ) -> Tensor:
     """Return the output of a normalization with its graph: `normalize` in the usual case, without its detours.
 
-    That is one run with one operator, whose statistics are packed. Its `weight` is None if it gets no gradient. The step
-    may have made the output already.
+    That is one run with one operator, whose statistics are packed. `weight` is None if it gets no gradient; `output` if
+    the step has not made it.
     """
     y: Tensor = _Attach.apply(x, gamma, beta, weight, (run, eps, label, output))
     return y
@@ -167,7 +167,7 @@ class _Attach(torch.autograd.Function):
         ctx.save_for_backward(x, gamma, statistics.packed)
         ctx.layout, ctx.weight = statistics.layout, weight  # not saved: its values are not needed, and may change
         if output is not None:
-            return output  # type: ignore[no-any-return]  # a tensor
+            return output
         scale = torch.ones_like(statistics.mean) if gamma is None else gamma
         return C.normalized(x, statistics.mean, statistics.var, scale, beta, ctx.eps)
 
@@ -177,8 +177,9 @@ class _Attach(torch.autograd.Function):
         of_x, of_gamma, of_beta, of_weight, _ = ctx.needs_input_grad
         statistics, hook = PackedStatistics(packed, ctx.layout), ctx.hook
         if torch.is_grad_enabled():
-            run = 0, x.shape[1], (ctx.geometry,), statistics.dependence
-            runs, operands = ([run], [ctx.weight, None]) if of_weight else ([], [])
+            dependence = statistics.dependence if of_weight else None
+            runs = [] if dependence is None else [(0, x.shape[1], (ctx.geometry,), dependence)]
+            operands = [] if dependence is None else [ctx.weight, None]
             scale = torch.ones_like(statistics.mean) if gamma is None else gamma
             found = _differentiable(grad, x, scale, statistics, runs, operands, ctx.eps, ctx.label)
             return found[0], found[3], found[4] if of_beta else None, found[5] if of_weight else None, None
@@ -186,7 +187,7 @@ class _Attach(torch.autograd.Function):
         dx, dgamma, dbeta, a, v, weights = ops.step_backward(
             grad, x, gamma, ctx.eps, statistics, None if through else ()
         )
-        if of_weight and hook is not None:
+        if of_weight and hook is not None and statistics.dependence is not None:
             hook.deliver(statistics.dependence.jacobians[0], a, v)
         own = _shaped(weights[0], ctx.geometry, ctx.weight) if through else None
         return dx if of_x else None, dgamma if of_gamma else None, dbeta if of_beta else None, own, None
@@ -211,7 +212,7 @@ def _differentiable(
     label: str,
     group: dist.ProcessGroup | None = None,
 ) -> list[Tensor | None]:
-    """Return the gradients of x, mean, var, gamma, beta and operands with a graph: by autograd, of the step written out."""
+    """Return gradients of x, mean, var, gamma, beta and operands with a graph: by autograd, of the step written out."""
     ops.refuse_batches(grad)
     if group is not None:
         raise RuntimeError(f"no double backward through {label}: its statistics are joined over processes")

@@ -63,73 +63,40 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor])
 
 
 def step_backward(
-    grad: Tensor,
-    x: Tensor,
-    gamma: Tensor | None,
-    eps: float,
-    statistics: Statistics,
-    jacobians: Sequence[tuple[int, Jacobian]] | None,
+    grad: Tensor, x: Tensor, gamma: Tensor | None, eps: float, statistics: Statistics, through: bool
 ) -> Gradients | None:
-    """Return the gradients of the normalization, from that of the output, and those of the operators' weights."""
+    """Return the gradients of the normalization, and that of the operator's weight if it is to be found here."""
     if not library.in_use(x):
         return None
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x, dtype, c = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1]
+    new, functions, threads = x.new_empty, library.functions[dtype], torch.get_num_threads()
     try:
-        places = address(grad, x.dtype, x.shape), address(x, x.dtype, x.shape), address(gamma, x.dtype, x.shape[1:2])
-        if isinstance(statistics, PackedStatistics) and not jacobians:
-            return _backward_of_packed(x, places, eps, statistics, jacobians is None)
-        return _backward(x, places, eps, statistics, jacobians or ())
+        places = address(grad, dtype, x.shape), address(x, dtype, x.shape), address(gamma, dtype, (c,))
+        if isinstance(statistics, PackedStatistics):
+            extent: _Extent = statistics.layout.own
+            packed = address(statistics.packed, dtype, (statistics.layout.size,))
+            if x.shape != extent.shape:
+                return None
+        else:
+            mean, var, share = statistics.mean, statistics.var, statistics.share
+            pooled = address(mean, dtype, (c,)), address(var, dtype, (c,))
+            shares = address(share, dtype, (c if len(share) > 1 else 1,)), int(len(share) > 1)
     except Unfit:
         return None
-
-
-_Places = tuple[int | None, ...]
-
-
-def _backward_of_packed(
-    x: Tensor, places: _Places, eps: float, statistics: PackedStatistics, through: bool
-) -> Gradients:
-    """Do it in one call, from what the step has left; `through` if the weight has a gradient."""
-    extent: _Extent = statistics.layout.own
-    packed = address(statistics.packed, x.dtype, (statistics.layout.size,))
-    if x.shape != extent.shape:
-        raise Unfit
-    found, of_weight = _room_for_gradients(x), (None, None)
+    dx, of_gamma, of_beta, of_mean, of_var = torch.empty_like(x), new(c), new(c), new(c), new(c)
+    vectors = of_gamma.data_ptr(), of_beta.data_ptr(), of_mean.data_ptr(), of_var.data_ptr()
+    found = Gradients(dx, of_gamma, of_beta, of_mean, of_var, [])
+    of_weight: tuple[int | None, ...] = None, None
+    if not isinstance(statistics, PackedStatistics):
+        sizes = ctypes.byref(library.structures["extent", None](*_extent(x.shape)))
+        functions["step_backward"](sizes, eps, *places, *pooled, *shares, dx.data_ptr(), *vectors, threads)
+        return found
     if through:
-        weight, scratch = x.new_empty(extent.weight), x.new_empty(extent.coefficients)
+        weight, scratch = new(extent.weight), new(extent.coefficients)
         of_weight = weight.data_ptr(), scratch.data_ptr()
         found.weights.append(weight)
-    dx, of_gamma, of_beta, of_mean, of_var, _ = found
-    vectors = of_gamma.data_ptr(), of_beta.data_ptr(), of_mean.data_ptr(), of_var.data_ptr()
-    function = library.functions[x.dtype]["backward_of"]
-    function(extent.pointer, eps, *places, packed, dx.data_ptr(), *vectors, *of_weight, torch.get_num_threads())
+    functions["backward_of"](extent.pointer, eps, *places, packed, dx.data_ptr(), *vectors, *of_weight, threads)
     return found
-
-
-def _backward(
-    x: Tensor, places: _Places, eps: float, statistics: Statistics, jacobians: Sequence[tuple[int, Jacobian]]
-) -> Gradients:
-    (n, c, s), dtype, functions = _extent(x.shape), x.dtype, library.functions[x.dtype]
-    vector, share, threads = (c,), statistics.share, torch.get_num_threads()
-    pooled = address(statistics.mean, dtype, vector), address(statistics.var, dtype, vector)
-    shares = address(share, dtype, vector if len(share) == c else (1,)), int(len(share) > 1)
-    of_jacobians = [_places(jacobian, dtype) for _, jacobian in jacobians]
-    extent, found = library.structures["extent", None](n, c, s), _room_for_gradients(x)
-    results = [each.data_ptr() for each in found[:5]]
-    functions["step_backward"](ctypes.byref(extent), eps, *places, *pooled, *shares, *results, threads)
-    for (start, jacobian), of_jacobian in zip(jacobians, of_jacobians, strict=True):
-        rows, _, coefficient, _ = jacobian
-        weight, scratch = x.new_empty(coefficient.shape[2], rows.shape[3]), torch.empty_like(coefficient)
-        a, v = (place + start * x.element_size() for place in results[3:])
-        functions["weight_gradient"](*of_jacobian, a, v, scratch.data_ptr(), True, weight.data_ptr(), threads)
-        found.weights.append(weight)
-    return found
-
-
-def _room_for_gradients(x: Tensor) -> Gradients:
-    """Return gradients without values, those of weights excepted."""
-    new, size = x.new_empty, x.shape[1]
-    return Gradients(torch.empty_like(x), new(size), new(size), new(size), new(size), [])
 
 
 def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
@@ -246,7 +213,7 @@ class _Workspace:
         self._structures = (*map(ctypes.byref, (self._batch, self._memory, self._tables.structure)),)
         self._functions = library.functions[x.dtype]
         self._layouts: dict[int, types.Layout] = {}
-        self._today = x.new_empty(2, x.shape[1]).unbind()
+        self._today = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
         self._today_places = self._today[0].data_ptr(), self._today[1].data_ptr()
         self._batch.n, self._batch.c, self._batch.s = _extent(x.shape)
         self._point_to_rings(past, storage, settings, x)

@@ -69,7 +69,7 @@ class Past(NamedTuple):
         return self.rings["mean"].shape[0]
 
     def recall(self, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return what is remembered, [R, ...] by name, and the weights of the R steps, today's being 1; None if all are."""
+        """Return what is remembered, [R, ...] by name, and the steps' weights [R], today's being 1; None if all are."""
         rings, slots, device = self.rings, self.slots, self.num_steps.device
         if self.is_readable:
             num_steps = int(self.num_steps)
@@ -203,14 +203,8 @@ def result_shapes(
 ) -> list[tuple[int, ...] | None]:
     """Return the shapes of mean, var, share, and of `Dependence.tensors`; None for what is not there.
 
-    Args:
-        channels: C.
-        steps: R, remembered ones.
-        samples: M, rows of each.
-        wide: C, or 1 if the steps' weights do not depend on the channel.
-        geometries: of the operators.
-        has_bias: whether they have biases.
-        has_rest: whether there is a rest of d var / dW beside the rows'.
+    There are `steps` remembered ones with `samples` rows each; their weights are `wide`: one number, or one for each
+    channel; `has_rest` says whether there is more of d var / dW than the rows.
     """
     of_bias = (channels,) if has_bias else None
     shapes: list[tuple[int, ...] | None] = [(channels,), (channels,), (wide,), (steps, channels), of_bias, of_bias]
