@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.ops import Statistics, library
-from crossbn.ops.autograd import Context, Run, normalize
+from crossbn import ops
+from crossbn.ops import PackedStatistics, Statistics, library
+from crossbn.ops.autograd import Context, Run, attach, normalize
+from tests.ops.cases import CASES, situation
 
 SHARE, STEPS = 0.4, 2
 
@@ -94,6 +96,36 @@ def test_values_of_the_weights_may_change_before_backward() -> None:
     with torch.no_grad():
         given.leaves[3].mul_(2)
     torch.testing.assert_close(torch.autograd.grad(got, given.leaves[3:], grad), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["convolution", "patches", "transposed", "automatic weights"])
+@pytest.mark.parametrize("has_output", [True, False])
+@pytest.mark.parametrize("has_gamma", [True, False])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_a_step_has_left_is_enough(name: str, has_output: bool, has_gamma: bool, create_graph: bool) -> None:
+    """The short way of the usual case against the general one, which is given the same statistics taken apart."""
+    inputs, history, storage, settings, norm = situation(CASES[name], torch.float64)
+    gamma = norm.gamma if has_gamma else None
+    inputs = inputs._replace(norm=norm._replace(gamma=gamma))
+    found, _, output = ops.step(inputs, history.past(), storage, settings)
+    assert isinstance(found, PackedStatistics)
+    assert output is not None
+    assert norm.beta is not None
+    x, beta, weight = (each.clone().requires_grad_() for each in (inputs.x, norm.beta, inputs.operands[0].weight))
+    scale = None if gamma is None else gamma.clone().requires_grad_()
+    leaves = [each for each in (x, scale, beta, weight) if each is not None]
+    run = Run(0, x.shape[1], (inputs.operands[0].geometry,), found, (None,))
+    short = attach(x, scale, beta, weight, run, norm.eps, "norm", output if has_output else None)
+    context = Context(found.share, norm.eps, runs=(run,))
+    general = normalize(x, found.mean, found.var, scale, beta, context, [weight, None])
+    torch.testing.assert_close(short, general)
+    assert (short.data_ptr() == output.data_ptr()) is has_output
+    grad = torch.randn_like(short)
+    with library.switched_off():
+        expected = torch.autograd.grad(general, leaves, grad)
+    got = torch.autograd.grad(short, leaves, grad, create_graph=create_graph)
+    assert all(each.requires_grad is create_graph for each in got[:1])
+    torch.testing.assert_close([each.detach() for each in got], list(expected), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["mean", "var", "gamma", "beta", "share"])

@@ -43,9 +43,8 @@ class _Today(NamedTuple):
 
 
 def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
-    x, bias = inputs.x, inputs.bias
     assert inputs.moments is not None
-    (mean, var), finite = inputs.moments, inputs.finite
+    x, bias, (mean, var), finite = inputs.x, inputs.bias, inputs.moments, inputs.finite
     kept, step_weights = past.recall(settings.decay, mean.dtype)
     operands = inputs.operands if storage is not None else ()
     weights = [C.flatten_weight(each.weight.detach(), each.geometry).to(mean.dtype) for each in operands]
@@ -76,14 +75,19 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     pooled = C.pool(today.mean, today.var, *moved, step_weights, settings.invalid)
     if row is not None and settings.weights == "auto":
         differences = C.squared_differences(today.mean, today.var, *moved, pooled.var)
-        by_age = past.slots_by_age(len(differences))
-        row["variogram"] = C.averaged(kept["variogram"], differences[by_age], past.num_steps)
+        differences = differences[past.slots_by_age(len(differences))]
+        row["variogram"] = C.averaged(kept["variogram"], differences, past.num_steps)
     dependence = None
     if settings.backward == "through" and storage is not None and back is not None and len(moved[0]) > 0:
         dependence = _dependence(today, bias, kept, back, pooled, storage)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
     commit = None if row is None or accept is False else partial(past.write_, row, accept & sound)
-    return Outcome(_statistics(today, kept, pooled, step_weights, settings, dependence), commit, None)
+    counted = _counted(today, kept, pooled, step_weights is None and settings.invalid == "max")
+    has_variance = counted > 1
+    bessel = counted / (counted - 1 * has_variance)  # a lone position keeps its variance, 0
+    finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
+    rest = dependence, bessel, has_variance, today.positions, finite
+    return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
 
 
 def best_weights(past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor) -> Tensor:
@@ -99,10 +103,9 @@ def _row(
 ) -> tuple[dict[str, Tensor], Flag, Flag]:
     """Return what to remember of today, whether it is the operators', and whether their inputs are finite."""
     mean, bias, operands = today.mean, inputs.bias, inputs.operands
-    row = {"mean": mean if bias is None else mean - bias, "var": today.var}
-    row["count"] = torch.as_tensor(today.positions, device=mean.device)
-    is_theirs: Flag = True
-    sound: Flag = True
+    count = torch.as_tensor(today.positions, device=mean.device)
+    row = {"mean": mean if bias is None else mean - bias, "var": today.var, "count": count}
+    is_theirs = sound = cast(Flag, True)
     if storage is not None and any(operand.y is not None for operand in operands):
         is_whole = inputs.is_complete and today.local is None and all(operand.y is not None for operand in operands)
         phase = int(past.num_steps) if past.is_readable else past.num_steps
@@ -130,23 +133,11 @@ def _dependence(
     return C.Dependence(jacobians, pooled.dvar_dvar, of_bias, storage.order == 2, storage.centres)
 
 
-def _statistics(
-    today: _Today,
-    kept: dict[str, Tensor],
-    pooled: C.Pooled,
-    step_weights: Tensor | None,
-    settings: Settings,
-    dependence: C.Dependence | None,
-) -> Statistics:
-    counted: float | Tensor
-    if step_weights is None and settings.invalid == "max":
-        counted = float(kept["count"].sum()) + today.positions
-    else:
-        counted = ((pooled.weight > 0) * kept["count"].unsqueeze(1)).sum(0) + today.positions
-    has_variance = counted > 1
-    bessel = counted / (counted - 1 * has_variance)  # a lone position keeps its variance, 0
-    finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
-    return Statistics(pooled.mean, pooled.var, pooled.share, dependence, bessel, has_variance, today.positions, finite)
+def _counted(today: _Today, kept: dict[str, Tensor], pooled: C.Pooled, all_count: bool) -> float | Tensor:
+    """Return the positions of the steps that are pooled; if they are all of them, as a number."""
+    if all_count:
+        return float(kept["count"].sum()) + today.positions
+    return ((pooled.weight > 0) * kept["count"].unsqueeze(1)).sum(0) + today.positions
 
 
 def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
@@ -164,9 +155,7 @@ def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
     table = torch.stack(everyone)
     channels, counts = len(mean), table[:, -1]
     joint_mean, joint_var = C.join_moments(table[:, :channels], table[:, channels : 2 * channels], counts)
-    joint_terms = None
-    if today.terms is not None:
-        parts = table[:, 2 * channels : -2].sum(0).unflatten(0, terms.shape)
-        joint_terms = TaylorTerms(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+    parts = table[:, 2 * channels : -2].sum(0).unflatten(0, terms.shape)
+    joint_terms = None if today.terms is None else TaylorTerms(*parts)
     total = counts.sum()
     return _Today(joint_mean, joint_var, total, table[:, -2].all(), joint_terms, flags[1] / total)

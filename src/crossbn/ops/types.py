@@ -214,12 +214,23 @@ def result_shapes(
     return shapes
 
 
+_ALIGNED = 16
+"""Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
+
+
+def _places(shapes: Shapes) -> list[int]:
+    return [0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]
+
+
 def packed_size(shapes: Shapes) -> int:
-    """Return how many numbers there are in tensors of these shapes."""
-    return sum(math.prod(shape) for shape in shapes if shape is not None)
+    """Return how many numbers tensors of these shapes take in one."""
+    return sum(_places(shapes))
 
 
 def unpacked(packed: Tensor, shapes: Shapes) -> list[Tensor | None]:
     """Return the tensors of these shapes that lie in `packed` one after the other; None for None."""
-    parts = iter(packed.split([math.prod(shape) for shape in shapes if shape is not None]))
-    return [None if shape is None else next(parts).view(shape) for shape in shapes]
+    parts, start = [], 0
+    for shape, size in zip(shapes, _places(shapes), strict=True):
+        parts.append(None if shape is None else packed[start : start + math.prod(shape)].view(shape))
+        start += size
+    return parts

@@ -82,6 +82,7 @@ enum outcome {
 #define BLOCK 1024    /* numbers added in their own type before the sum goes on in double */
 #define MOST_STEPS 64 /* remembered ones; cpu.py asks for fewer */
 #define WIDE 16       /* channels whose samples are looked at together */
+#define ALIGNED 16    /* numbers: what lies in one array with others begins at a multiple; types.py has the same */
 
 /* Products of rows with weights: ROWS by CHANNELS sums are kept in registers, SECTION numbers of a row at a time. The
  * other way round, at most MOST_ROWS rows are put together in a PANEL. */
@@ -102,6 +103,8 @@ enum outcome {
 static int worth(int threads, int64_t numbers) { return numbers < 32768 ? 1 : threads; }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t aligned(int64_t size) { return (size + ALIGNED - 1) / ALIGNED * ALIGNED; }
 
 #define REAL float
 #define NAME(name) name##_float32

@@ -74,7 +74,7 @@ const struct field NAME(memory_fields)[] = {MEMORY(DESCRIBE){0, 0, sizeof(struct
 #undef DESCRIBED
 
 /* What a step leaves is one array, so that it is allocated, kept and handed on as one. Here is what lies in it, one after
- * the other; `Extent.shapes` tells Python the same. */
+ * the other, each from a multiple of ALIGNED numbers on; `result_shapes` and `unpacked` tell Python the same. */
 struct NAME(results) {
     REAL *mean, *var;      /* [c]: the pooled moments */
     REAL *share;           /* [1]: today's weight in them */
@@ -88,13 +88,13 @@ struct NAME(results) {
 static struct NAME(results) NAME(lay_out)(REAL *place, int64_t c, int64_t r, int64_t m, int64_t groups, int64_t i) {
     struct NAME(results) results;
     results.mean = place;
-    results.var = results.mean + c;
-    results.share = results.var + c;
-    results.dvar_dvar = results.share + 1;
-    results.rows = results.dvar_dvar + r * c;
-    results.weight_of_step = results.rows + r * m * groups * i;
-    results.var_coefficient = results.weight_of_step + r;
-    results.var_jacobian = results.var_coefficient + r * m * c;
+    results.var = results.mean + aligned(c);
+    results.share = results.var + aligned(c);
+    results.dvar_dvar = results.share + aligned(1);
+    results.rows = results.dvar_dvar + aligned(r * c);
+    results.weight_of_step = results.rows + aligned(r * m * groups * i);
+    results.var_coefficient = results.weight_of_step + aligned(r);
+    results.var_jacobian = results.var_coefficient + aligned(r * m * c);
     return results;
 }
 
