@@ -83,14 +83,8 @@ def step_backward(
     """
     device = None if group is not None else DEVICES.get(x.device.type)
     if device is not None:
-        found: C.Gradients | None = device.step_backward(grad, x, gamma, eps, statistics, jacobians is None)
+        found: C.Gradients | None = device.step_backward(grad, x, gamma, eps, statistics, jacobians)
         if found is not None:
-            for start, jacobian in jacobians or ():
-                _, _, channels = jacobian.var_coefficient.shape
-                a, v = found.mean[start : start + channels], found.var[start : start + channels]
-                weight = a.new_zeros(channels, jacobian.rows.shape[3])
-                add_weight_gradient_(weight, jacobian, a, v)
-                found.weights.append(weight)
             return found
     refuse_batches(grad)
     mean, var, share = statistics.mean, statistics.var, statistics.share

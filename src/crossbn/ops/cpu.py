@@ -63,9 +63,14 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor])
 
 
 def step_backward(
-    grad: Tensor, x: Tensor, gamma: Tensor | None, eps: float, statistics: Statistics, through: bool
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    eps: float,
+    statistics: Statistics,
+    jacobians: Sequence[tuple[int, Jacobian]] | None,
 ) -> Gradients | None:
-    """Return the gradients of the normalization, and that of the operator's weight if it is to be found here."""
+    """Return the gradients of the normalization and of the operators' weights."""
     if not library.in_use(x):
         return None
     grad, x, dtype, c = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1]
@@ -90,12 +95,19 @@ def step_backward(
     if not isinstance(statistics, PackedStatistics):
         sizes = ctypes.byref(library.structures["extent", None](*_extent(x.shape)))
         functions["step_backward"](sizes, eps, *places, *pooled, *shares, dx.data_ptr(), *vectors, threads)
-        return found
-    if through:
-        weight, scratch = new(extent.weight), new(extent.coefficients)
-        of_weight = weight.data_ptr(), scratch.data_ptr()
+    else:
+        if jacobians is None:
+            weight, scratch = new(extent.weight), new(extent.coefficients)
+            of_weight = weight.data_ptr(), scratch.data_ptr()
+            found.weights.append(weight)
+        functions["backward_of"](extent.pointer, eps, *places, packed, dx.data_ptr(), *vectors, *of_weight, threads)
+    for start, jacobian in jacobians or ():
+        channels = jacobian.var_coefficient.shape[2]
+        a, v = of_mean[start : start + channels], of_var[start : start + channels]
+        weight = x.new_zeros(channels, jacobian.rows.shape[3])
+        if not add_weight_gradient_(weight, jacobian, a, v):
+            return None
         found.weights.append(weight)
-    functions["backward_of"](extent.pointer, eps, *places, packed, dx.data_ptr(), *vectors, *of_weight, threads)
     return found
 
 
