@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from crossbn.nn.history import History
-from crossbn.ops import reference
 
 
 def history(slots: int = 3) -> History:
@@ -18,7 +17,7 @@ def row(value: int) -> dict[str, Tensor]:
 
 def means(ring: History) -> Tensor:
     """What a step reads, [R, 2]."""
-    return reference.recall(ring.past(), 1.0, torch.float32)[0]["mean"]
+    return ring.past().recall(1.0, torch.float32)[0]["mean"]
 
 
 def test_the_oldest_goes_first() -> None:

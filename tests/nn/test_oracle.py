@@ -64,7 +64,7 @@ def norm_for(module: nn.Module, dims: int, **options: Any) -> cnn.CrossIterBatch
         cnn.CrossIterBatchNorm2d,
         cnn.CrossIterBatchNorm3d,
     ]
-    norm = kinds[dims](geometry_of(module).out_channels, **options)
+    norm = kinds[dims](geometry_of(module).out_channels, **{"weights": "equal", **options})  # as the reference has
     with torch.no_grad():
         norm.weight.uniform_(0.5, 1.5)
         norm.bias.uniform_(-0.5, 0.5)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.nn import calls
+from crossbn.pairing import calls
 from tests.nn.test_oracle import functional_form
 from tests.reference.cross_iteration import ReferenceNorm
 

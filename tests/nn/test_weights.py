@@ -128,7 +128,7 @@ def test_drift_takes_the_weight_of_old_steps(compiled: bool) -> None:
             for batch in batches(12, walk):
                 model(batch)
         history = history_of(model)
-        kept, is_there = reference.recall(history.past(), 1.0, F64)
+        kept, is_there = history.past().recall(1.0, F64)
         shares.append(float(1 / (1 + reference.best_weights(history.past(), kept, is_there, 80).sum())))
     assert shares[0] < 0.8 * shares[1]
 

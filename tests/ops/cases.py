@@ -166,7 +166,7 @@ def situation(case: Case, dtype: torch.dtype, device: str = "cpu") -> Situation:
     with torch.no_grad():
         for parameter in (each for module in modules for each in module.parameters()):
             parameter.copy_(draw(*parameter.shape) / parameter[0].numel() ** 0.5)
-    settings = C.Settings(**{"window": WINDOW, "burn_in": 0 if case.pooling else 1, **case.options})
+    settings = C.Settings(**{"window": WINDOW, "weights": "equal", "burn_in": 0 if case.pooling else 1, **case.options})
     storage, channels = C.make_storage(geometries, settings), geometries[0].out_channels
     shapes = C.history_shapes(channels, storage, settings)
     history = History(settings.window - 1, shapes, torch.empty(0, dtype=torch.float64), settings.history_dtype)

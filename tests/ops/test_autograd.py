@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.ops import library
-from crossbn.ops.autograd import Context, Run, normalize
+from crossbn import ops
+from crossbn.ops import PackedStatistics, Statistics, library
+from crossbn.ops.autograd import Context, Run, attach, normalize
+from tests.ops.cases import CASES, situation
 
 SHARE, STEPS = 0.4, 2
 
@@ -37,8 +39,9 @@ def example() -> Example:
         dvar_dvar = torch.rand(STEPS, 2, dtype=torch.float64)
         jacobian = C.Jacobian(rows, of_mean, of_var, rest)
         dependence = C.Dependence((jacobian,), dvar_dvar, of_bias, False, True)
+        statistics = Statistics(past_mean, past_var, torch.ones(1), dependence)  # of which the dependence is used
         geometry = C.Geometry(2, 3 * groups, groups, (1,), (1,), (1,), ((0, 0),))
-        runs.append(Run(2 * i, 2 * i + 2, (geometry,), dependence, (None,)))
+        runs.append(Run(2 * i, 2 * i + 2, (geometry,), statistics, (None,)))
         whole = rows[:, 0].repeat_interleave(2 // groups, 1)  # [R, C, I]
         change = (weights[i] - weights[i].detach()).flatten(1)
         mean_change.append((torch.einsum("rc,rci->ci", of_mean, whole) * change).sum(1))
@@ -95,15 +98,34 @@ def test_values_of_the_weights_may_change_before_backward() -> None:
     torch.testing.assert_close(torch.autograd.grad(got, given.leaves[3:], grad), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_a_known_output_is_returned_with_the_graph() -> None:
-    given = example()
-    known = given.expected.detach().clone()
-    x, gamma, beta, *_ = given.leaves
-    context = given.context._replace(output=known, runs=())
-    got = normalize(x, *given.statistics, gamma, beta, context)
-    assert got.data_ptr() == known.data_ptr()
-    (of_beta,) = torch.autograd.grad(got.sum(), beta)
-    torch.testing.assert_close(of_beta, torch.full((4,), 15.0, dtype=torch.float64))
+@pytest.mark.parametrize("name", ["convolution", "patches", "transposed", "automatic weights"])
+@pytest.mark.parametrize("has_output", [True, False])
+@pytest.mark.parametrize("has_gamma", [True, False])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_a_step_has_left_is_enough(name: str, has_output: bool, has_gamma: bool, create_graph: bool) -> None:
+    """The short way of the usual case against the general one, which is given the same statistics taken apart."""
+    inputs, history, storage, settings, norm = situation(CASES[name], torch.float64)
+    gamma = norm.gamma if has_gamma else None
+    inputs = inputs._replace(norm=norm._replace(gamma=gamma))
+    found, _, output = ops.step(inputs, history.past(), storage, settings)
+    assert isinstance(found, PackedStatistics)
+    assert output is not None
+    assert norm.beta is not None
+    x, beta, weight = (each.clone().requires_grad_() for each in (inputs.x, norm.beta, inputs.operands[0].weight))
+    scale = None if gamma is None else gamma.clone().requires_grad_()
+    leaves = [each for each in (x, scale, beta, weight) if each is not None]
+    run = Run(0, x.shape[1], (inputs.operands[0].geometry,), found, (None,))
+    short = attach(x, scale, beta, weight, run, norm.eps, "norm", output if has_output else None)
+    context = Context(found.share, norm.eps, runs=(run,))
+    general = normalize(x, found.mean, found.var, scale, beta, context, [weight, None])
+    torch.testing.assert_close(short, general)
+    assert (short.data_ptr() == output.data_ptr()) is has_output
+    grad = torch.randn_like(short)
+    with library.switched_off():
+        expected = torch.autograd.grad(general, leaves, grad)
+    got = torch.autograd.grad(short, leaves, grad, create_graph=create_graph)
+    assert all(each.requires_grad is create_graph for each in got[:1])
+    torch.testing.assert_close([each.detach() for each in got], list(expected), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["mean", "var", "gamma", "beta", "share"])

@@ -57,7 +57,7 @@ def test_its_fake_and_its_schema_are_right(name: str) -> None:
         past.num_steps,
         torch.zeros(()).long(),
         compiled._numbers(settings, [operand.geometry for operand in inputs.operands]),
-        settings.decay,
+        settings.rate,
         "",
         True,
         True,

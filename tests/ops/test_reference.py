@@ -1,5 +1,7 @@
 """The reference step against the slow oracle, which remembers inputs and weights and has autograd's Jacobians."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,8 @@ class Trained:
     """An operator whose weight moves from step to step, its history, and the oracle."""
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...], **options: object) -> None:
-        self.settings = Settings(window=WINDOW, positions=None, **options)  # type: ignore[arg-type]  # of several types
+        told: dict[str, Any] = {"weights": "equal", **options}
+        self.settings = Settings(window=WINDOW, positions=None, **told)
         self.module, self.shape, self.geometry = module.double(), shape, C.geometry_of(module)
         self.storage = C.make_storage([self.geometry], self.settings)
         self.channels = channels = self.geometry.out_channels
@@ -133,10 +136,10 @@ def test_recall(steps: int, decay: float, kept: list[float], weights: list[float
     history = History(2, {"mean": (1,), "var": (1,), "count": ()}, torch.empty(0).double())
     for i in range(1, steps + 1):
         history.push({"mean": torch.tensor([i]), "var": torch.ones(1), "count": torch.tensor(4)})
-    found, step_weights = reference.recall(history.past(), decay, torch.float64)
+    found, step_weights = history.past().recall(decay, torch.float64)
     assert found["mean"].flatten().tolist() == kept
     assert (None if step_weights is None else step_weights.tolist()) == weights
-    unread, all_weights = reference.recall(history.past()._replace(is_readable=False), decay, torch.float64)
+    unread, all_weights = history.past()._replace(is_readable=False).recall(decay, torch.float64)
     assert unread["mean"].shape == (2, 1)
     assert all_weights is not None
     assert all_weights[: len(kept)].tolist() == (weights if weights is not None else [1.0] * len(kept))

@@ -51,7 +51,7 @@ def notes(scale: Scale) -> list[str]:
         *describe(scale),
         "Unlike in other tables, cross-iteration norms have no burn-in here. Equal: every step of the window counts "
         "alike, as in the paper. Auto: each norm measures while training what an old step is worth, see "
-        "docs/derivation.md. Exact, own layer: what both approximate, see `reproduce bound`. Windows are the paper's, 8 "
-        "at batch sizes 1 and 2, 4 at 4, 2 at 8. At small scale this table has five seeds, where others have three.",
+        "docs/derivation.md. Exact, own layer: what both approximate, see `reproduce bound`. Windows are the paper's: "
+        "8 at batch sizes 1 and 2, 4 at 4, 2 at 8. At small scale this table has five seeds, where others have three.",
         "The paper has no such table.",
     ]

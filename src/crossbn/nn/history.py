@@ -9,7 +9,6 @@ from torch import Tensor
 
 from crossbn.functional import BY_AGE, SAMPLES, Flag, accumulation_dtype, stored_as
 from crossbn.ops import Past
-from crossbn.ops.ring import widen_, write_
 
 
 class History:
@@ -59,7 +58,7 @@ class History:
 
     def push(self, row: Mapping[str, Tensor], accept: Flag = True) -> None:
         """Overwrite the oldest slot with `row`, a value for each name, if `accept`; a tensor is not looked at."""
-        write_(self.past(), row, accept)
+        self.past().write_(row, accept)
 
     def clear_(self) -> None:
         """Forget everything."""
@@ -82,7 +81,7 @@ class History:
         """Let there be room for as many samples as `shapes` says."""
         for name in shapes:
             if name.endswith(SAMPLES):
-                widen_(self.past(), name, shapes[name][0])
+                self.past().widen_(name, shapes[name][0])
 
     def apply_(self, function: Callable[[Tensor], Tensor]) -> None:
         """Go where `nn.Module.to` and its relatives send buffers, short of halving the precision.
@@ -118,7 +117,7 @@ class History:
         """Take over what `state` yielded."""
         for name, saved in state.items():
             if name.endswith(SAMPLES):
-                widen_(self.past(), name, saved.shape[1])
+                self.past().widen_(name, saved.shape[1])
                 self[name].zero_()[:, : saved.shape[1]].copy_(saved)
         for name, value in self.state():
             if not name.endswith(SAMPLES):

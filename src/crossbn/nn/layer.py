@@ -21,7 +21,7 @@ from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may
 from crossbn.nn.scope import at_end_of_forward, next_call
 from crossbn.nn.segment import Segment, WeightUnknown
 from crossbn.ops import compiled
-from crossbn.ops.autograd import Context, Run, normalize
+from crossbn.ops.autograd import Context, Run, attach, normalize
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
 
 _OWN_STATE = ("settings", "label", "burnt", "feeds", "plain_reason", "_recompute_cache", "_said", "_is_replica")
@@ -259,20 +259,33 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     ) -> Tensor:
         runs, start = [], 0
         operands: list[Tensor | None] = []
+        if isinstance(statistics[0], ops.PackedStatistics) and len(statistics) == 1:
+            return self._attach(x, inputs[0], statistics[0], output, has_graph)
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
-            if each.dependence is not None and x.requires_grad:  # else what made it is frozen, its weights included
+            if each.has_dependence and x.requires_grad:  # else what made it is frozen, its weights included
                 aligned = calls or [None] * len(segment.operators)
-                geometries = tuple(each.geometry for each in segment.operators)
+                geometries = tuple(one.geometry for one in segment.operators)
                 hooks = tuple(None if call is None or not has_graph else call.hook() for call in aligned)
-                runs.append(Run(start, start + segment.channels, geometries, each.dependence, hooks))
+                runs.append(Run(start, start + segment.channels, geometries, each, hooks))
                 for one, call in zip(segment.operators, aligned, strict=True):
                     operands += one.trained(call) if has_graph else (None, None)
             start += segment.channels
         joint = _joined(statistics)
         group = self.settings.active_group
         count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
-        context = Context(joint.share, self.eps, self.label, group, count, output, tuple(runs))
+        context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
         return normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
+
+    def _attach(
+        self, x: Tensor, feed: SegmentInput, statistics: ops.PackedStatistics, output: Tensor | None, has_graph: bool
+    ) -> Tensor:
+        """Do the same in the usual case, one segment with one operator, whose step may have made the output already."""
+        (operator,), call = feed.segment.operators, feed.calls[0] if feed.calls else None
+        hook = weight = None
+        if has_graph and statistics.has_dependence and x.requires_grad:
+            hook, (weight, _) = None if call is None else call.hook(), operator.trained(call)
+        run = Run(0, x.shape[1], (operator.geometry,), statistics, (hook,))
+        return attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
 
     def _compiled_forward(self, x: Tensor) -> Tensor:
         """Do the same in a graph of torch.compile: each segment's step is one operator, which it does not look into."""
@@ -383,10 +396,11 @@ def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
         tensors = [torch.as_tensor(value, dtype=dtype, device=first.mean.device) for value in values]
         return torch.cat([each.expand_as(part.mean) for each, part in zip(tensors, statistics, strict=True)])
 
-    means, variances, shares, bessels, has_variance, _, finite, _ = zip(*statistics, strict=True)
-    mean, var, share, bessel = (side_by_side(each, first.mean.dtype) for each in (means, variances, shares, bessels))
-    flags = side_by_side(has_variance, torch.bool), first.positions, functools.reduce(operator.and_, finite)
-    return ops.Statistics(mean, var, share, bessel, *flags, dependence=None)
+    names, dtype = ("mean", "var", "share", "bessel"), first.mean.dtype
+    mean, var, share, bessel = (side_by_side([getattr(each, name) for each in statistics], dtype) for name in names)
+    has_variance = side_by_side([each.has_variance for each in statistics], torch.bool)
+    finite = functools.reduce(operator.and_, [each.finite for each in statistics])
+    return ops.Statistics(mean, var, share, None, bessel, has_variance, first.positions, finite)
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

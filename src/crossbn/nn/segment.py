@@ -12,7 +12,6 @@ from crossbn import functional as C  # the library's F
 from crossbn.functional import Settings
 from crossbn.nn.history import History
 from crossbn.nn.producer import Operator, Producer
-from crossbn.ops import reference
 from crossbn.pairing.calls import Call
 
 Calls = Sequence[Call | None]
@@ -202,7 +201,7 @@ class Segment:
     def past(self) -> PastMoments:
         """Return the remembered moments as they were and at the present weights, the latest step first."""
         history = self.history
-        kept, _ = reference.recall(history.past(), 1.0, history["mean"].dtype)
+        kept, _ = history.past().recall(1.0, history["mean"].dtype)
         mean, var = kept["mean"], kept["var"]
         order = (int(history.num_steps) - 1 - torch.arange(len(mean))) % max(len(mean), 1)
         compensated = mean, var

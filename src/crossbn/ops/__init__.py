@@ -24,7 +24,16 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.ops import cpu, library, reference
-from crossbn.ops.types import NormTensors, NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
+from crossbn.ops.types import (
+    NormTensors,
+    NotTheOperatorsOutput,
+    Outcome,
+    PackedStatistics,
+    Past,
+    Statistics,
+    StepInputs,
+)
+from crossbn.torch_internals import is_wrapped
 
 DEVICES: dict[str, ModuleType] = {"cpu": cpu}
 """Implementations by the type of device."""
@@ -55,22 +64,42 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: C.
 def step_backward(
     grad: Tensor,
     x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    share: Tensor,
-    gamma: Tensor,
+    gamma: Tensor | None,
     eps: float,
-    jacobians: Sequence[tuple[int, C.Jacobian]] = (),
-    count: Tensor | None = None,
+    statistics: Statistics,
+    jacobians: Sequence[tuple[int, C.Jacobian]] | None = (),
     group: dist.ProcessGroup | None = None,
 ) -> C.Gradients:
-    """Return the gradients of the normalization and of the operators' weights; see `functional.gradients`."""
+    """Return the gradients of the normalization and of the operators' weights; see `functional.gradients`.
+
+    Args:
+        grad: of the output.
+        x: input.
+        gamma: scale; None for 1.
+        eps: added to the variance.
+        statistics: what `x` was normalized with.
+        jacobians: of operators, each with the first of the channels that it feeds; None for those of the statistics.
+        group: processes whose batches form today's together; None for this one alone.
+    """
     device = None if group is not None else DEVICES.get(x.device.type)
     if device is not None:
-        found: C.Gradients | None = device.step_backward(grad, x, mean, var, share, gamma, eps, jacobians)
+        found: C.Gradients | None = device.step_backward(grad, x, gamma, eps, statistics, jacobians)
         if found is not None:
             return found
+    refuse_batches(grad)
+    mean, var, share = statistics.mean, statistics.var, statistics.share
+    count = None if group is None else torch.as_tensor(statistics.positions, device=x.device)
+    if jacobians is None:
+        assert statistics.dependence is not None
+        jacobians = [(0, each) for each in statistics.dependence.jacobians]
+    gamma = torch.ones_like(mean) if gamma is None else gamma
     return C.gradients(grad, x, mean, var, share, gamma, eps, jacobians, count, group)
+
+
+def refuse_batches(grad: Tensor) -> None:
+    """Raise RuntimeError if `grad` is a batch of gradients, which torch would take for one."""
+    if not torch.compiler.is_compiling() and is_wrapped(grad):
+        raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
 
 
 def add_weight_gradient_(grad: Tensor, jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
@@ -102,6 +131,7 @@ __all__ = [
     "NormTensors",
     "NotTheOperatorsOutput",
     "Outcome",
+    "PackedStatistics",
     "Past",
     "Statistics",
     "StepInputs",

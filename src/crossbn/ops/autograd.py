@@ -12,8 +12,9 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.ops.double_backward import changes, differentiable_output
+from crossbn.ops.types import PackedStatistics, Statistics
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
-from crossbn.torch_internals import is_freed, is_wrapped
+from crossbn.torch_internals import is_freed
 
 
 class Run(NamedTuple):
@@ -22,7 +23,7 @@ class Run(NamedTuple):
     start: int
     stop: int
     geometries: tuple[C.Geometry, ...]
-    dependence: C.Dependence
+    statistics: Statistics
     hooks: tuple[WeightGradientHook | None, ...]
     """Where to add to each weight's gradient; None where it is handed to autograd."""
 
@@ -38,8 +39,6 @@ class Context(NamedTuple):
     """The processes whose batches form today's batch together; None for this one alone."""
     positions: Tensor | None = None
     """Their positions together; with `group` only."""
-    output: Tensor | None = None
-    """The output, if it is known."""
     runs: tuple[Run, ...] = ()
 
 
@@ -80,16 +79,11 @@ def normalize(
     # Native kernels mix a low-precision input with float32 parameters and statistics, but not those two. With a
     # channels-last input they take every vector for a dense one.
     mean, var = mean.contiguous(), var.contiguous()
-    gamma = torch.ones_like(mean) if gamma is None else _dense(gamma, mean.dtype)
-    beta = None if beta is None else _dense(beta, mean.dtype)
+    gamma = torch.ones_like(mean) if gamma is None else gamma.to(mean.dtype).contiguous()
+    beta = None if beta is None else beta.to(mean.dtype).contiguous()
     # `context` is a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
     y: Tensor = _Normalize.apply(x, mean, var, gamma, beta, context, *operands)
     return y
-
-
-def _dense(values: Tensor, dtype: torch.dtype) -> Tensor:
-    # `to` takes its time to do nothing.
-    return values.contiguous() if values.dtype == dtype else values.to(dtype, memory_format=torch.contiguous_format)
 
 
 class _Normalize(torch.autograd.Function):
@@ -104,84 +98,142 @@ class _Normalize(torch.autograd.Function):
         context: Context,
         *operands: Tensor | None,
     ) -> Tensor:
-        kept = [tensor for run in context.runs for tensor in run.dependence.tensors()]
+        ctx.runs, kept = [], []
+        for start, stop, geometries, statistics, hooks in context.runs:
+            dependence = statistics.dependence
+            assert dependence is not None
+            kept += dependence.tensors()
+            ctx.runs.append((start, stop, geometries, hooks, dependence.is_curved, dependence.is_centred))
         ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *kept)
-        ctx.runs = [
-            (run.start, run.stop, run.geometries, run.hooks, run.dependence.is_curved, run.dependence.is_centred)
-            for run in context.runs
-        ]
         ctx.operands = operands  # not saved: their values are not needed, and may change
         ctx.eps, ctx.group, ctx.label = context.eps, context.group, context.label
-        if context.output is not None:
-            return context.output
         return C.normalized(x, mean, var, gamma, beta, context.eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        compiling = torch.compiler.is_compiling()
-        if not compiling and is_wrapped(grad):
-            raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
         x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
-        runs, tensors = [], iter(kept)
+        statistics, needed = Statistics(mean, var, share, None, positions=count), ctx.needs_input_grad
+        runs, operators, tensors = [], [], iter(kept)
         for start, stop, geometries, hooks, *flags in ctx.runs:
             dependence = C.Dependence.of_tensors(tensors, len(geometries), *flags)
-            runs.append(Run(start, stop, geometries, dependence, hooks))
-        if torch.is_grad_enabled() and not compiling:
-            return _differentiable(ctx, grad, (x, mean, var, gamma), share, runs)
-        needed = ctx.needs_input_grad
-        operators = [
-            (run, *each)
-            for run in runs
-            for each in zip(run.geometries, run.dependence.jacobians, run.hooks, strict=True)
-        ]
-        wanted = [needed[6 + 2 * i] and hook is None for i, (_, _, _, hook) in enumerate(operators)]
-        jacobians = [(run.start, jacobian) for (run, _, jacobian, _), own in zip(operators, wanted, strict=True) if own]
-        found = ops.step_backward(grad, x, mean, var, share, gamma, ctx.eps, jacobians, count, ctx.group)
-        grads: list[Tensor | None] = [found.x, found.mean, found.var, found.gamma, found.beta]
-        grads = [each if own else None for each, own in zip(grads, needed[:5], strict=True)]
+            runs.append((start, stop, geometries, dependence))
+            for each in zip(geometries, dependence.jacobians, hooks, strict=True):
+                operators.append((start, stop, dependence, *each))
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            given = grad, x, gamma, statistics, runs, ctx.operands
+            dx, a, v, dgamma, dbeta, *rest = _differentiable(*given, ctx.eps, ctx.label, ctx.group)
+            return dx, a, v, dgamma, dbeta if needed[4] else None, None, *rest
+        wanted = [needed[6 + 2 * i] and each[-1] is None for i, each in enumerate(operators)]
+        jacobians = [(each[0], each[4]) for each, own in zip(operators, wanted, strict=True) if own]
+        found = ops.step_backward(grad, x, gamma, ctx.eps, statistics, jacobians, ctx.group)
+        own_grads = found.x, found.mean, found.var, found.gamma, found.beta
+        grads = [each if own else None for each, own in zip(own_grads, needed[:5], strict=True)]
         grads.append(None)
         weights = iter(found.weights)
-        for i, (run, geometry, jacobian, hook) in enumerate(operators):
+        for i, (start, stop, dependence, geometry, jacobian, hook) in enumerate(operators):
             weight, bias = ctx.operands[2 * i : 2 * i + 2]
             grads.append(_shaped(next(weights), geometry, weight) if wanted[i] else None)
-            a, v = found.mean[run.start : run.stop], found.var[run.start : run.stop]
+            a, v = found.mean[start:stop], found.var[start:stop]
             if hook is not None and needed[6 + 2 * i]:
                 hook.deliver(jacobian, a, v)
-            of_bias = run.dependence.bias_gradient(a, v).to(bias.dtype) if needed[7 + 2 * i] else None
-            grads.append(of_bias)
+            grads.append(dependence.bias_gradient(a, v).to(bias.dtype) if needed[7 + 2 * i] else None)
         return tuple(grads)
+
+
+def attach(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor | None,
+    run: Run,
+    eps: float,
+    label: str,
+    output: Tensor | None = None,
+) -> Tensor:
+    """Return the output of a normalization with its graph: `normalize` in the usual case, without its detours.
+
+    That is one run with one operator, whose statistics are packed. `weight` is None if it gets no gradient; `output` if
+    the step has not made it.
+    """
+    y: Tensor = _Attach.apply(x, gamma, beta, weight, (run, eps, label, output))
+    return y
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, told: tuple[Any, ...]
+    ) -> Tensor:
+        (_, _, (ctx.geometry,), statistics, (ctx.hook,)), ctx.eps, ctx.label, output = told
+        ctx.save_for_backward(x, gamma, statistics.packed)
+        ctx.layout, ctx.weight = statistics.layout, weight  # not saved: its values are not needed, and may change
+        if output is not None:
+            return output
+        scale = torch.ones_like(statistics.mean) if gamma is None else gamma
+        return C.normalized(x, statistics.mean, statistics.var, scale, beta, ctx.eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, packed = ctx.saved_tensors
+        of_x, of_gamma, of_beta, of_weight, _ = ctx.needs_input_grad
+        statistics, hook = PackedStatistics(packed, ctx.layout), ctx.hook
+        if torch.is_grad_enabled():
+            dependence = statistics.dependence if of_weight else None
+            runs = [] if dependence is None else [(0, x.shape[1], (ctx.geometry,), dependence)]
+            operands = [] if dependence is None else [ctx.weight, None]
+            scale = torch.ones_like(statistics.mean) if gamma is None else gamma
+            found = _differentiable(grad, x, scale, statistics, runs, operands, ctx.eps, ctx.label)
+            return found[0], found[3], found[4] if of_beta else None, found[5] if of_weight else None, None
+        through = of_weight and hook is None
+        dx, dgamma, dbeta, a, v, weights = ops.step_backward(
+            grad, x, gamma, ctx.eps, statistics, None if through else ()
+        )
+        if of_weight and hook is not None and statistics.dependence is not None:
+            hook.deliver(statistics.dependence.jacobians[0], a, v)
+        own = _shaped(weights[0], ctx.geometry, ctx.weight) if through else None
+        return dx if of_x else None, dgamma if of_gamma else None, dbeta if of_beta else None, own, None
 
 
 def _shaped(rows: Tensor, geometry: C.Geometry, weight: Tensor) -> Tensor:
     """Return the gradient of a weight from rows [C, I], in its shape: a matrix may stand for a kernel of one tap."""
-    own = C.unflatten_weight(rows, geometry) if geometry.transposed else rows
-    own = own.reshape(weight.shape)
+    if geometry.transposed:
+        rows = C.unflatten_weight(rows, geometry)
+    own = rows if rows.shape == weight.shape else rows.reshape(weight.shape)
     return own if own.dtype == weight.dtype else own.to(weight.dtype)
 
 
 def _differentiable(
-    ctx: Any, grad: Tensor, arguments: tuple[Tensor, Tensor, Tensor, Tensor], share: Tensor, runs: Sequence[Run]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients with a graph: by autograd, of the step written out."""
-    if ctx.group is not None:
-        raise RuntimeError(f"no double backward through {ctx.label}: its statistics are joined over processes")
-    if any(operand is not None and is_freed(operand) for operand in ctx.operands):
-        raise RuntimeError(f"{ctx.label}: no double backward where its operator's weight is not kept")
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor,
+    statistics: Statistics,
+    runs: Sequence[tuple[int, int, tuple[C.Geometry, ...], C.Dependence]],
+    operands: Sequence[Tensor | None],
+    eps: float,
+    label: str,
+    group: dist.ProcessGroup | None = None,
+) -> list[Tensor | None]:
+    """Return gradients of x, mean, var, gamma, beta and operands with a graph: by autograd, of the step written out."""
+    ops.refuse_batches(grad)
+    if group is not None:
+        raise RuntimeError(f"no double backward through {label}: its statistics are joined over processes")
+    if any(operand is not None and is_freed(operand) for operand in operands):
+        raise RuntimeError(f"{label}: no double backward where its operator's weight is not kept")
     # Gradients are wanted with respect to the step's own arguments, of which some are made of others: through views,
     # which nothing else is made of.
-    x, mean, var, gamma = (each.view_as(each) for each in arguments)
-    operands = [None if each is None else each.view_as(each) for each in ctx.operands]
+    x, mean, var, gamma = (each.view_as(each) for each in (x, statistics.mean, statistics.var, gamma))
+    operands = [None if each is None else each.view_as(each) for each in operands]
     shift, growth, i = torch.zeros_like(mean), torch.zeros_like(var), 0
-    for start, stop, geometries, dependence, _ in runs:
+    for start, stop, geometries, dependence in runs:
         weights, biases = operands[i : i + 2 * len(geometries) : 2], operands[i + 1 : i + 2 * len(geometries) : 2]
         i += 2 * len(geometries)
         channels = torch.arange(start, stop, device=x.device)
         of_mean, of_var = changes(dependence, geometries, weights, biases)
         shift, growth = shift.index_add(0, channels, of_mean), growth.index_add(0, channels, of_var)
-    y = differentiable_output(x, mean, var, gamma, share, ctx.eps, shift, growth)
+    y = differentiable_output(x, mean, var, gamma, statistics.share, eps, shift, growth)
     asked = [x, mean, var, gamma, *operands]
     wanted = [each for each in asked if each is not None and each.requires_grad]
     got = iter(torch.autograd.grad(y, wanted, grad.to(y.dtype), create_graph=True, allow_unused=True))
     found = [next(got) if each is not None and each.requires_grad else None for each in asked]
     of_beta = grad.to(y.dtype).sum([0, *range(2, x.ndim)])
-    return *found[:4], of_beta if ctx.needs_input_grad[4] else None, None, *found[4:]
+    return [*found[:4], of_beta, *found[4:]]

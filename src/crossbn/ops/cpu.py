@@ -1,6 +1,7 @@
 """The operations of a training step in compiled code, on the CPU, see `csrc/`; none of them is needed.
 
-Each returns None, and nothing has happened, where the case is another: `reference.py` then does it.
+Each returns None, and nothing has happened, where the case is another: `reference.py` then does it. Nothing reaches
+compiled code but what `library.address` has looked at.
 """
 
 from __future__ import annotations
@@ -14,30 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbn.functional import (
-    Dependence,
-    Geometry,
-    Gradients,
-    GradientStorage,
-    Jacobian,
-    Settings,
-    StepWeights,
-    Storage,
-    flatten_weight,
-    weighting,
-    weights_by_age,
-)
+from crossbn import functional as C  # the library's F
+from crossbn.functional import Gradients, Jacobian, Settings, Storage, weighting
 from crossbn.functional.moments import is_differentiated
-from crossbn.ops import library
+from crossbn.ops import library, types
 from crossbn.ops.library import Unfit, address
 from crossbn.ops.tables import Tables
-from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
+from crossbn.ops.types import NotTheOperatorsOutput, Outcome, PackedStatistics, Past, Statistics, StepInputs
 
 _MOST_STEPS = 63
 _NOT_FINITE, _DONE, _NOT_REMEMBERED, _NOT_THE_OPERATOR = range(4)  # what a step came to, see `csrc/library.c`
-_RINGS_OF_PATCHES = {"rows": "0.rows", "at": "products", "centred": "centred"}
-_RINGS_OF_GRADIENTS = {"rows": "0.mean_grad", "at": "mean_at", "var_grad": "0.var_grad", "var_at": "var_at"}
-"""Where compiled code finds what the two storages keep."""
+_FIELDS = {"0.rows": "rows", "products": "at", "0.mean_grad": "rows", "mean_at": "at", "0.var_grad": "var_grad"}
+"""What compiled code calls the rings that have another name there."""
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -50,14 +39,13 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     mean, var = x.new_empty(2, x.shape[1]).unbind()
     function = library.functions[x.dtype]["moments"]
-    function(place, *_extent(x), x.stride(0), mean.data_ptr(), var.data_ptr(), torch.get_num_threads())
+    function(place, *_extent(x.shape), x.stride(0), mean.data_ptr(), var.data_ptr(), torch.get_num_threads())
     return mean, var
 
 
-def _extent(x: Tensor) -> tuple[int, int, int]:
+def _extent(shape: torch.Size) -> tuple[int, int, int]:
     """Return images, channels and positions of an image."""
-    batch, channels, *space = x.shape
-    return batch, channels, math.prod(space)
+    return shape[0], shape[1], math.prod(shape[2:])
 
 
 def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor]) -> bool:
@@ -77,68 +65,80 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor])
 def step_backward(
     grad: Tensor,
     x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    share: Tensor,
-    gamma: Tensor,
+    gamma: Tensor | None,
     eps: float,
-    jacobians: Sequence[tuple[int, Jacobian]],
+    statistics: Statistics,
+    jacobians: Sequence[tuple[int, Jacobian]] | None,
 ) -> Gradients | None:
-    """Return the gradients of the normalization, from that of the output, and those of the operators' weights."""
+    """Return the gradients of the normalization and of the operators' weights."""
     if not library.in_use(x):
         return None
-    grad, x, dtype, vector, threads = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1:2], torch.get_num_threads()
+    grad, x, dtype, c = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1]
+    new, functions, threads = x.new_empty, library.functions[dtype], torch.get_num_threads()
     try:
-        tensors = address(grad, dtype, x.shape), address(x, dtype, x.shape)
-        statistics = address(mean, dtype, vector), address(var, dtype, vector)
-        scales = address(share, dtype, share.shape), int(share.numel() > 1), address(gamma, dtype, vector)
-        places = [_places(jacobian, dtype) for _, jacobian in jacobians]
+        places = address(grad, dtype, x.shape), address(x, dtype, x.shape), address(gamma, dtype, (c,))
+        if isinstance(statistics, PackedStatistics):
+            extent: _Extent = statistics.layout.own
+            packed = address(statistics.packed, dtype, (statistics.layout.size,))
+            if x.shape != extent.shape:
+                return None
+        else:
+            mean, var, share = statistics.mean, statistics.var, statistics.share
+            pooled = address(mean, dtype, (c,)), address(var, dtype, (c,))
+            shares = address(share, dtype, (c if len(share) > 1 else 1,)), int(len(share) > 1)
     except Unfit:
         return None
-    dx, sums = torch.empty_like(x), x.new_empty(4, *vector)
-    rows = [sums.data_ptr() + i * vector[0] * sums.element_size() for i in range(4)]
-    functions = library.functions[dtype]
-    functions["step_backward"](*tensors, *_extent(x), *statistics, eps, *scales, dx.data_ptr(), *rows, threads)
-    weights = []
-    for (start, jacobian), (sizes, of_steps, rest) in zip(jacobians, places, strict=True):
-        of_var, offset = jacobian.var_coefficient, start * sums.element_size()
-        weight, scratch = x.new_empty(sizes[2], sizes[4]), torch.empty_like(of_var)
-        vectors = rows[2] + offset, rows[3] + offset, scratch.data_ptr()
-        functions["weight_gradient"](*sizes, *of_steps, rest, *vectors, True, weight.data_ptr(), threads)
-        weights.append(weight)
-    of_gamma, of_beta, of_mean, of_var = sums.unbind()
-    return Gradients(dx, of_gamma, of_beta, of_mean, of_var, weights)
+    dx, of_gamma, of_beta, of_mean, of_var = torch.empty_like(x), new(c), new(c), new(c), new(c)
+    vectors = of_gamma.data_ptr(), of_beta.data_ptr(), of_mean.data_ptr(), of_var.data_ptr()
+    found = Gradients(dx, of_gamma, of_beta, of_mean, of_var, [])
+    of_weight: tuple[int | None, ...] = None, None
+    if not isinstance(statistics, PackedStatistics):
+        sizes = ctypes.byref(library.structures["extent", None](*_extent(x.shape)))
+        functions["step_backward"](sizes, eps, *places, *pooled, *shares, dx.data_ptr(), *vectors, threads)
+    else:
+        if jacobians is None:
+            weight, scratch = new(extent.weight), new(extent.coefficients)
+            of_weight = weight.data_ptr(), scratch.data_ptr()
+            found.weights.append(weight)
+        functions["backward_of"](extent.pointer, eps, *places, packed, dx.data_ptr(), *vectors, *of_weight, threads)
+    for start, jacobian in jacobians or ():
+        channels = jacobian.var_coefficient.shape[2]
+        a, v = of_mean[start : start + channels], of_var[start : start + channels]
+        weight = x.new_zeros(channels, jacobian.rows.shape[3])
+        if not add_weight_gradient_(weight, jacobian, a, v):
+            return None
+        found.weights.append(weight)
+    return found
 
 
 def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
     """Add dL/dW to `grad`, from a = dL/dmean and v = dL/dvar [C]."""
     if not library.in_use(grad):
         return False
-    dtype, scratch = grad.dtype, torch.empty_like(jacobian.var_coefficient)
+    dtype, (_, _, channels), size = grad.dtype, jacobian.var_coefficient.shape, jacobian.rows.shape[3]
+    scratch = torch.empty_like(jacobian.var_coefficient)
     try:
-        sizes, of_steps, rest = _places(jacobian, dtype)
-        vectors = address(grad_mean, dtype, (sizes[2],)), address(grad_var, dtype, (sizes[2],)), scratch.data_ptr()
+        places = _places(jacobian, dtype)
+        vectors = address(grad_mean, dtype, (channels,)), address(grad_var, dtype, (channels,)), scratch.data_ptr()
         place = address(grad, dtype, grad.shape)
     except Unfit:
         return False
-    if grad.numel() != sizes[2] * sizes[4]:
+    if grad.numel() != channels * size:
         return False
-    library.functions[dtype]["weight_gradient"](
-        *sizes, *of_steps, rest, *vectors, False, place, torch.get_num_threads()
-    )
+    library.functions[dtype]["weight_gradient"](*places, *vectors, False, place, torch.get_num_threads())
     return True
 
 
-def _places(jacobian: Jacobian, dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[int | None, ...], int | None]:
+def _places(jacobian: Jacobian, dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the sizes of a Jacobian, and where its tensors are, as compiled code is told of it."""
     rows, of_mean, of_var, rest = jacobian
     (steps, amount, groups, size), channels = rows.shape, of_var.shape[2]
-    if of_mean.dtype is not dtype or not of_mean.is_cpu or of_mean.shape[0] != steps:
+    if of_mean.dtype is not dtype or not of_mean.is_cpu or of_mean.shape not in ((steps, channels), (steps, 1)):
         raise Unfit
-    channel_stride = of_mean.stride(1) if of_mean.shape[1] == channels > 1 else 0
-    places = address(rows, dtype, rows.shape), address(of_var, dtype, (steps, amount, channels))
-    strides = of_mean.data_ptr(), of_mean.stride(0), channel_stride
-    return (steps, amount, channels, groups, size), (*places, *strides), address(rest, dtype, (channels, size))
+    extent = library.structures["extent", None](c=channels, r=steps, m=amount, groups=groups, i=size)
+    strides = of_mean.stride(0), of_mean.stride(1) if of_mean.shape[1] == channels > 1 else 0
+    places = address(of_var, dtype, (steps, amount, channels)), address(rest, dtype, (channels, size))
+    return ctypes.byref(extent), address(rows, dtype, rows.shape), of_mean.data_ptr(), *strides, *places
 
 
 def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Settings) -> Outcome | None:
@@ -147,179 +147,189 @@ def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Sett
     Raises:
         NotTheOperatorsOutput: if the input is not what the operator makes of its own.
     """
-    if storage is None or not _is_usual(inputs, past, storage, settings):
+    if len(inputs.operands) != 1 or not inputs.is_complete or inputs.bias is not None or inputs.pooling is not True:
+        return None
+    if inputs.finite is not True or (inputs.moments is None and inputs.norm is None) or not library.in_use(inputs.x):
+        return None
+    work, outcome = _workspace(inputs, past, storage, settings), None
+    if work is None:
         return None
     try:
-        return _step(inputs, past, storage, settings)
+        outcome = work.step(inputs, past)
+    except Unfit:
+        pass
+    finally:
+        if outcome is None or outcome.commit is None:  # else it is needed until then
+            past.scratch.append(work)
+    return outcome
+
+
+def _workspace(inputs: StepInputs, past: Past, storage: Storage | None, settings: Settings) -> _Workspace | None:
+    """Return one that no other step has, for this step to have."""
+    if past.scratch:
+        try:
+            work: _Workspace = past.scratch.pop()  # one operation: no other thread gets the same
+            if work.is_for(inputs, storage, settings):
+                return work
+        except IndexError:
+            pass
+    if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
+        return None
+    if storage is None or storage.positions is None or settings.history_dtype is not None or not past.is_readable:
+        return None
+    (geometry, weight, y, output_sizes), x = inputs.operands[0], inputs.x
+    if y is None or x.shape[2:] != output_sizes or len(y) != len(x) or not 0 < past.slots <= _MOST_STEPS:
+        return None
+    if not Tables.has_room(geometry, x) or (y.shape[1], x.shape[1]) != (geometry.in_channels, geometry.out_channels):
+        return None
+    # A lone position is centred first, which the reference does.
+    if weight.numel() != x.shape[1] * geometry.patch_size or (inputs.moments is None and x.numel() == x.shape[1]):
+        return None
+    try:
+        return _Workspace(inputs, past, storage, settings)
     except Unfit:
         return None
 
 
-def _is_usual(inputs: StepInputs, past: Past, storage: Storage, settings: Settings) -> bool:
-    x, positions = inputs.x, inputs.x.numel() // inputs.x.shape[1]
-    if len(inputs.operands) != 1 or not inputs.is_complete or inputs.bias is not None or not library.in_use(x):
-        return False
-    if inputs.pooling is not True or not past.is_readable or not 0 < past.slots <= _MOST_STEPS:
-        return False
-    if inputs.moments is None:
-        # Then the norm's own tensors are needed. A lone position is centred first, which the reference does.
-        if inputs.norm is None or positions == 1:
-            return False
-    elif inputs.finite is not True:
-        return False
-    if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
-        return False
-    operand = inputs.operands[0]
-    if operand.y is None or storage.positions is None or settings.history_dtype is not None:
-        return False
-    return x.shape[2:] == operand.output_sizes and len(operand.y) == len(x)
+class _Extent:
+    """What compiled code wants to know in backward of a step's results."""
+
+    def __init__(self, shape: torch.Size, geometry: C.Geometry, steps: int, samples: int, has_rest: bool) -> None:
+        self.shape = shape
+        channels, size = shape[1], geometry.patch_size
+        of_kernel = geometry.in_channels // geometry.groups, *geometry.kernel
+        self.weight = (channels, size) if geometry.transposed else (channels, *of_kernel)
+        self.coefficients = steps * samples * channels
+        structure = library.structures["extent", None]
+        self._structure = structure(*_extent(shape), steps, samples, geometry.groups, size, has_rest)
+        self.pointer = ctypes.byref(self._structure)
 
 
 class _Workspace:
     """What a step needs and the next one can use again: structures, tables, room, and a row to be remembered.
 
-    It belongs to one step at a time, from its forward until it is remembered.
+    It is for one operator, storage and settings, and inputs of one size, all of which is looked at once. It belongs to
+    one step at a time, from its forward until it is remembered.
     """
 
-    def __init__(self, geometry: Geometry, y: Tensor, x: Tensor, storage: Storage, past: Past) -> None:
+    def __init__(self, inputs: StepInputs, past: Past, storage: Storage, settings: Settings) -> None:
+        (geometry, _, y, _), x = inputs.operands[0], inputs.x
+        assert y is not None
         assert storage.positions is not None
-        self.tables = Tables(geometry, y, x, storage.positions)
-        self.of_gradients = isinstance(storage, GradientStorage)
-        self.threads = torch.get_num_threads()
-        names = _RINGS_OF_GRADIENTS if self.of_gradients else _RINGS_OF_PATCHES
-        groups, size, channels, amount = geometry.groups, geometry.patch_size, x.shape[1], 1 + self.tables.amount
-        shapes: list[tuple[int, ...]] = [(amount, groups, size), (amount, channels), (amount, channels)]
-        if self.of_gradients:
-            shapes = [(groups, size), (channels,), (channels, size), (channels,)]
-        self.batch: Any = library.structures["batch", x.dtype]()
-        self.memory: Any = library.structures["memory", x.dtype]()
-        self.structures = ctypes.byref(self.batch), ctypes.byref(self.memory), ctypes.byref(self.tables.structure)
-        self.today = x.new_empty(2, channels).unbind()
-        self._row = {f"next_{field}": x.new_empty(shape) for field, shape in zip(names, shapes, strict=True)}
-        self._row_addresses = [(field, tensor.data_ptr()) for field, tensor in self._row.items()]
-        self._room = y.new_empty(self.tables.room(self.of_gradients))
-        self._rings = dict(past.rings)  # as long as addresses are kept, the tensors are
-        for field, name in {"mean": "mean", "var": "var", "count": "count", **names}.items():
-            setattr(self.memory, field, address(past.rings[name], x.dtype, past.rings[name].shape))
-        self.memory.num_steps = address(past.num_steps, torch.int64, ())
-        self.rows_shape = (1 if self.of_gradients else past.rings["0.rows"].shape[1], groups, size)
-        self.memory.m, self.memory.groups, self.memory.i = self.rows_shape
-        self.memory.scratch = self._room.data_ptr()
-        if "variogram" in past.rings:
-            self._weigh_in(past.rings["variogram"], channels)
+        self._owners, self._sizes = (storage, settings), (geometry, x.shape, y.shape, x.dtype)
+        self._lone = x.numel() == x.shape[1]
+        self._threads, self._vector = torch.get_num_threads(), (x.shape[1],)
+        self._tables = Tables(geometry, y, x, storage.positions)
+        self._batch: Any = library.structures["batch", x.dtype]()
+        self._memory: Any = library.structures["memory", x.dtype]()
+        self._structures = (*map(ctypes.byref, (self._batch, self._memory, self._tables.structure)),)
+        self._functions = library.functions[x.dtype]
+        self._layouts: dict[int, types.Layout] = {}
+        self._today = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+        self._today_places = self._today[0].data_ptr(), self._today[1].data_ptr()
+        self._batch.n, self._batch.c, self._batch.s = _extent(x.shape)
+        self._point_to_rings(past, storage, settings, x)
+        self._room = x.new_empty(self._tables.room(isinstance(storage, C.GradientStorage)))
+        self._memory.scratch = self._room.data_ptr()
 
-    def _weigh_in(self, variogram: Tensor, channels: int) -> None:
-        """Let steps find their weights from the variogram, and the next variogram."""
-        memory, slots = self.memory, len(variogram)
-        self._step_weights, self._next, self._differences = (variogram.new_zeros(n, slots) for n in (1, 1, channels))
-        memory.variogram = address(variogram, variogram.dtype, (slots,))
-        memory.next_variogram, memory.differences = self._next.data_ptr(), self._differences.data_ptr()
-        memory.slots, memory.price, memory.rate = slots, weighting.GRADIENT_PRICE, weighting.AVERAGING_RATE
+    def _point_to_rings(self, past: Past, storage: Storage, settings: Settings, x: Tensor) -> None:
+        """Say where what is remembered is, and where what is to be remembered goes."""
+        memory, (channels,), geometry = self._memory, self._vector, self._sizes[0]
+        self._rings, self._next = dict(past.rings), {}  # as long as addresses are kept, the tensors are
+        self._samples = past.rings["products"].shape[1] if "products" in past.rings else 1
+        if not isinstance(storage, C.GradientStorage) and self._samples <= self._tables.amount:
+            raise Unfit
+        for name, shape in C.history_shapes(channels, storage, settings).items():
+            shape = (self._samples, *shape[1:]) if name.endswith(C.SAMPLES) else shape
+            field = _FIELDS.get(name, name)
+            setattr(memory, field, address(past.rings[name], x.dtype, (past.slots, *shape)))
+            if hasattr(memory, f"next_{field}"):
+                self._next[name] = x.new_zeros((past.slots,) if name == "variogram" else shape)
+                setattr(memory, f"next_{field}", self._next[name].data_ptr())
+        place = address(past.num_steps, torch.int64, ())
+        assert place is not None
+        self._rings["num_steps"], self._num_steps, self._slots = (
+            past.num_steps,
+            ctypes.c_int64.from_address(place),
+            past.slots,
+        )
+        memory.num_steps, memory.slots = place, past.slots
+        memory.m, memory.groups, memory.i = self._samples, geometry.groups, geometry.patch_size
+        if settings.weights == "auto":
+            self._step_weights, self._differences = x.new_zeros(past.slots), x.new_empty(channels, past.slots)
+            self._batch.step_weights, memory.differences = self._step_weights.data_ptr(), self._differences.data_ptr()
+            memory.price, memory.rate = weighting.GRADIENT_PRICE, weighting.AVERAGING_RATE
 
-    def weigh(self, steps: int, num_steps: int) -> StepWeights:
-        """Let the step find its weights; return them, without values yet."""
-        like, memory = self._step_weights, self.memory
-        weight, share = like.new_empty(steps, 1), like.new_empty(1)
-        memory.seen, memory.weight_of_step, memory.share = num_steps, weight.data_ptr(), share.data_ptr()
-        return StepWeights(like, weight, share)
+    def is_for(self, inputs: StepInputs, storage: Storage | None, settings: Settings) -> bool:
+        """Tell whether it is for such a step."""
+        (geometry, _, y, _), x = inputs.operands[0], inputs.x
+        return (
+            y is not None
+            and (storage, settings) == self._owners
+            and (geometry, x.shape, y.shape, x.dtype) == self._sizes
+            and self._threads == torch.get_num_threads()
+            and not (self._lone and inputs.moments is None)
+        )
 
-    def fits(self, geometry: Geometry, y: Tensor, x: Tensor) -> bool:
-        return self.tables.key == Tables.key_of(geometry, y, x) and self.threads == torch.get_num_threads()
+    def step(self, inputs: StepInputs, past: Past) -> Outcome | None:
+        """Do a step."""
+        batch, memory, (geometry, x_shape, y_shape, dtype) = self._batch, self._memory, self._sizes
+        x, (_, weight, y, _), vector, (_, settings) = inputs.x, inputs.operands[0], self._vector, self._owners
+        assert y is not None
+        if geometry.transposed:
+            weight = C.flatten_weight(weight.detach(), geometry)  # it lives as long as its address is needed
+        batch.x, memory.y = address(x, dtype, x_shape, dense=False), address(y, dtype, y_shape, dense=False)
+        batch.x_stride, memory.y_stride = x.stride()[0], y.stride()[0]
+        memory.weight = address(weight, dtype, weight.shape)
+        if weight.numel() != x_shape[1] * geometry.patch_size:
+            raise Unfit
+        today, output, norm = inputs.moments, None, inputs.norm
+        if today is None:
+            assert norm is not None
+            running_mean, running_var, tracked, gamma, beta, batch.eps, batch.momentum = norm
+            batch.gamma, batch.beta = address(gamma, dtype, vector), address(beta, dtype, vector)
+            batch.running_mean, batch.running_var = (
+                address(running_mean, dtype, vector),
+                address(running_var, dtype, vector),
+            )
+            batch.num_batches_tracked = address(tracked, torch.int64, ())
+            today, output = self._today, torch.empty_like(x, memory_format=torch.contiguous_format)
+            batch.output, (batch.today_mean, batch.today_var) = output.data_ptr(), self._today_places
+        else:
+            batch.output = batch.running_mean = None
+            batch.today_mean, batch.today_var = address(today[0], dtype, vector), address(today[1], dtype, vector)
+        batch.has_moments = output is None
+        num_steps, slots = self._num_steps.value, self._slots
+        steps = min(num_steps, slots)
+        if settings.rate != 1:
+            relative = C.weights_by_age(steps, num_steps % slots, settings.rate, dtype, x.device).relative
+            batch.step_weights = None if relative is None else relative.data_ptr()
+        layout = self._layout(steps)
+        packed = x.new_empty(layout.size)
+        memory.seen, memory.remember, memory.results = num_steps, inputs.remember, packed.data_ptr()
+        came_to = self._functions["step"](*self._structures, self._threads)
+        if came_to == _NOT_FINITE:
+            return None
+        if came_to == _NOT_THE_OPERATOR:
+            raise NotTheOperatorsOutput
+        if output is not None and norm is not None:
+            torch.autograd.graph.increment_version(norm[:3])
+        found = PackedStatistics(packed, layout, batch.bessel, batch.counted, batch.n * batch.s)
+        commit = partial(self._remember, past, today) if inputs.remember and came_to == _DONE else None
+        return Outcome(found, commit, output)
 
-    def make_row(self, wanted: bool) -> None:
-        for field, place in self._row_addresses:
-            setattr(self.memory, field, place if wanted else None)
+    def _layout(self, steps: int) -> types.Layout:
+        """Return what the results are of a step that remembers so many."""
+        if steps not in self._layouts:
+            (geometry, shape, _, _), (storage, _) = self._sizes, self._owners
+            samples, has_rest = self._samples, isinstance(storage, C.GradientStorage)
+            shapes = types.result_shapes(shape[1], steps, samples, 1, [geometry], False, has_rest)
+            extent = _Extent(shape, geometry, steps, samples, has_rest)
+            self._layouts[steps] = types.Layout(shapes, types.packed_size(shapes), steps > 0, extent)
+        return self._layouts[steps]
 
-
-def _workspace(past: Past, geometry: Geometry, y: Tensor, x: Tensor, storage: Storage) -> _Workspace:
-    """Return one that no other step has, for this step to have."""
-    try:
-        work: _Workspace = past.scratch.pop()  # one operation: no other thread gets the same
-        if work.fits(geometry, y, x):
-            return work
-    except IndexError:
-        pass
-    if not Tables.has_room(geometry, x):
-        raise Unfit
-    return _Workspace(geometry, y, x, storage, past)
-
-
-def _step(inputs: StepInputs, past: Past, storage: Storage, settings: Settings) -> Outcome | None:
-    x, (operand,), positions = inputs.x, inputs.operands, inputs.x.numel() // inputs.x.shape[1]
-    assert operand.y is not None
-    num_steps = int(past.num_steps)
-    steps = min(num_steps, past.slots)
-    counted = sum(past.rings["count"].tolist()) + positions
-    bessel = counted / (counted - 1) if counted > 1 else 1.0
-    # All that can be refused is looked at before a workspace is taken. Rows of a weight live as long as their address.
-    dtype, vector, geometry, norm = x.dtype, x.shape[1:2], operand.geometry, inputs.norm
-    weight = flatten_weight(operand.weight.detach(), geometry) if geometry.transposed else operand.weight
-    if weight.numel() != geometry.out_channels * geometry.patch_size:
-        raise Unfit
-    x_place, y_place = address(x, dtype, x.shape, dense=False), address(operand.y, dtype, operand.y.shape, dense=False)
-    weight_place = address(weight, dtype, weight.shape)
-    gamma = beta = running_mean = running_var = tracked = None
-    if inputs.moments is not None:
-        address(inputs.moments[0], dtype, vector), address(inputs.moments[1], dtype, vector)
-    elif norm is not None:
-        gamma, beta = address(norm.gamma, dtype, vector), address(norm.beta, dtype, vector)
-        running_mean, running_var = address(norm.running_mean, dtype, vector), address(norm.running_var, dtype, vector)
-        tracked = address(norm.num_batches_tracked, torch.int64, ())
-    work = _workspace(past, geometry, operand.y, x, storage)
-    batch, memory = work.batch, work.memory
-    if settings.weights == "auto":
-        step_weights = work.weigh(steps, num_steps)
-    else:
-        step_weights = weights_by_age(steps, num_steps % past.slots, settings.rate, x.dtype, x.device)
-    batch.x, memory.y, memory.weight, batch.gamma, batch.beta = x_place, y_place, weight_place, gamma, beta
-    batch.running_mean, batch.running_var, batch.num_batches_tracked = running_mean, running_var, tracked
-    if norm is not None:
-        batch.eps, batch.momentum = norm.eps, norm.momentum
-    today = work.today if inputs.moments is None else inputs.moments
-    output = torch.empty_like(x, memory_format=torch.contiguous_format) if inputs.moments is None else None
-    mean, var = x.new_empty(2, x.shape[1]).unbind()
-    batch.n, batch.c, batch.s = _extent(x)
-    batch.x_stride, batch.has_moments, batch.bessel = x.stride(0), output is None, bessel
-    batch.output = None if output is None else output.data_ptr()
-    batch.step_weights = None if step_weights.relative is None else step_weights.relative.data_ptr()
-    batch.today_mean, batch.today_var = today[0].data_ptr(), today[1].data_ptr()
-    batch.mean, batch.var = mean.data_ptr(), var.data_ptr()
-    memory.r, memory.start, memory.y_stride = steps, work.tables.start(num_steps), operand.y.stride(0)
-    dependence = _dependence(work, steps, x, step_weights.weight)
-    work.make_row(inputs.remember)
-    came_to = library.functions[x.dtype]["step"](*work.structures, work.threads)
-    commit = None
-    if inputs.remember and came_to == _DONE:
-        commit = partial(_remember, work, past, today)
-    else:
-        past.scratch.append(work)
-    if came_to == _NOT_FINITE:
-        return None
-    if came_to == _NOT_THE_OPERATOR:
-        raise NotTheOperatorsOutput
-    if inputs.norm is not None and output is not None:
-        torch.autograd.graph.increment_version(inputs.norm[:3])
-    found = Statistics(mean, var, step_weights.share, bessel, counted > 1, positions, True, dependence)
-    return Outcome(found, commit, output)
-
-
-def _remember(work: _Workspace, past: Past, today: Sequence[Tensor]) -> None:
-    """Write what the step has made into the rings. `today` are its moments, which must live until then."""
-    with past.lock:
-        slot = int(past.num_steps) % past.slots
-        library.functions[today[0].dtype]["remember"](*work.structures, slot)
-    past.scratch.append(work)
-
-
-def _dependence(work: _Workspace, steps: int, x: Tensor, of_mean: Tensor) -> Dependence | None:
-    """Return how the pooled moments will follow the weight: to be filled by the step."""
-    memory, channels = work.memory, x.shape[1]
-    if not steps:
-        return None
-    amount, groups, size = work.rows_shape
-    rows, coefficient = x.new_empty(steps, amount, groups, size), x.new_empty(steps, amount, channels)
-    dvar_dvar, rest = x.new_empty(steps, channels), x.new_empty(channels, size) if work.of_gradients else None
-    memory.kept_rows = rows.data_ptr()
-    memory.var_coefficient, memory.dvar_dvar = coefficient.data_ptr(), dvar_dvar.data_ptr()
-    memory.var_jacobian = None if rest is None else rest.data_ptr()
-    return Dependence((Jacobian(rows, of_mean, coefficient, rest),), dvar_dvar, None, False, True)
+    def _remember(self, past: Past, _: Sequence[Tensor]) -> None:
+        """Write what the step has made into the rings. Its moments must live until then."""
+        with past.lock:
+            self._functions["remember"](*self._structures)
+        past.scratch.append(self)

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crossbn.torch_internals import is_tracing, is_wrapped
+from crossbn.torch_internals import is_tracing
 
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
-_ARGUMENTS = {  # of each function in turn: n for a number, p for an array, r for a real, t for threads
-    "moments": "p" + "n" * 4 + "ppt",
-    "step": "ppp" + "t",
-    "remember": "ppp" + "n",
-    "step_backward": "pp" + "nnn" + "pprpn" + "p" * 6 + "t",
-    "weight_gradient": "n" * 5 + "ppp" + "nn" + "p" * 4 + "npt",
-    "take_over": "n" + "p" * 5,
+_ARGUMENTS = {  # of each function in turn: n for a number, p for an array or structure, r for a real, t for threads
+    "moments": "pnnnnppt",
+    "step": "pppt",
+    "remember": "ppp",
+    "step_backward": "prppppppnpppppt",
+    "backward_of": "prpppppppppppt",
+    "weight_gradient": "pppnnpppppnpt",
+    "take_over": "nppppp",
 }
 _PLAIN = Tensor, nn.Parameter
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -60,7 +61,8 @@ class Library:
         library = ctypes.CDLL(path)
         self.functions: dict[torch.dtype, dict[str, Any]] = {}
         self.structures: dict[tuple[str, torch.dtype | None], type[ctypes.Structure]] = {}
-        self.structures["tables", None] = _structure(library, "tables")
+        for name in ("tables", "extent"):
+            self.structures[name, None] = _structure(library, name)
         for dtype, suffix in _TYPES.items():
             self.functions[dtype] = {name: getattr(library, f"{name}_{suffix}") for name in _ARGUMENTS}
             for name, function in self.functions[dtype].items():
@@ -132,13 +134,17 @@ def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], d
     """
     if tensor is None:
         return None
-    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu or type(tensor) not in _PLAIN:
+    if type(tensor) not in _PLAIN or tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu:
         raise Unfit
-    if is_wrapped(tensor) or tensor.is_neg():
+    if tensor.is_neg() or not (tensor.is_contiguous() or (not dense and _has_dense_images(tensor))):
         raise Unfit
-    if not tensor.is_contiguous() and (dense or not _has_dense_images(tensor)):
+    try:
+        place = tensor.data_ptr()
+    except RuntimeError as error:  # what a transform of torch.func makes has no memory of its own
+        raise Unfit from error
+    if not place and tensor.numel():
         raise Unfit
-    return tensor.data_ptr()
+    return place
 
 
 def _has_dense_images(x: Tensor) -> bool:

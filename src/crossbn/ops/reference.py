@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Flag, Settings, TaylorTerms
-from crossbn.ops.ring import write_
 from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
 
 
@@ -20,16 +19,14 @@ from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, 
 def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
     """Pool today's moments with the remembered ones at today's weights, and make what is to be remembered.
 
-    Args:
-        inputs: today's.
-        past: what is remembered; it is not changed.
-        storage: how; None if nothing is compensated.
-        settings: of the norm.
+    `storage` says how that is, and is None if nothing is compensated. The past is not changed.
 
     Raises:
         NotTheOperatorsOutput: if the input is not what the operators make of theirs.
     """
-    with _full_precision(inputs.x.device.type):
+    kind = inputs.x.device.type
+    is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if is_autocast else nullcontext():
         return _step(inputs, past, storage if past.slots and inputs.operands else None, settings)
 
 
@@ -46,11 +43,11 @@ class _Today(NamedTuple):
 
 
 def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
-    x = inputs.x
     assert inputs.moments is not None
-    (mean, var), finite = inputs.moments, inputs.finite
-    kept, step_weights = recall(past, settings.rate, mean.dtype)
-    weights = [] if storage is None else [_rows(operand, mean.dtype) for operand in inputs.operands]
+    x, bias, (mean, var), finite = inputs.x, inputs.bias, inputs.moments, inputs.finite
+    kept, step_weights = past.recall(settings.rate, mean.dtype)
+    operands = inputs.operands if storage is not None else ()
+    weights = [C.flatten_weight(each.weight.detach(), each.geometry).to(mean.dtype) for each in operands]
     back = None if storage is None else storage.look_back(kept, weights)
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     if (group := settings.active_group) is not None:
@@ -70,46 +67,35 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         step_weights = step_weights if accept else mean.new_zeros(len(kept["mean"]))
     elif step_weights is not None:
         step_weights = step_weights * accept
-    moved = _moved(today, inputs.bias, kept)
-    statistics = _pool(today, inputs.bias, kept, back, moved, storage, step_weights, settings)
+    moved = kept["mean"], kept["var"]
+    if today.terms is not None:
+        moved = C.compensate(*moved, today.terms)
+    if bias is not None:
+        moved = moved[0] + bias, moved[1]
+    pooled = C.pool(today.mean, today.var, *moved, step_weights, settings.invalid)
     if row is not None and settings.weights == "auto":
-        differences = C.squared_differences(today.mean, today.var, *moved, statistics.var)
-        by_age = _slots_by_age(past, len(differences))
-        row["variogram"] = C.averaged(kept["variogram"], differences[by_age], past.num_steps)
+        differences = C.squared_differences(today.mean, today.var, *moved, pooled.var)
+        differences = differences[past.slots_by_age(len(differences))]
+        row["variogram"] = C.averaged(kept["variogram"], differences, past.num_steps)
+    dependence = None
+    if settings.backward == "through" and storage is not None and back is not None and len(moved[0]) > 0:
+        dependence = _dependence(today, bias, back, pooled, storage)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
-    commit = None if row is None or accept is False else partial(write_, past, row, accept & sound)
-    return Outcome(statistics, commit, None)
-
-
-def recall(past: Past, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Return what is remembered, [R, ...] by name, and the weights of the R steps, today's being 1; None if all are."""
-    rings, slots, device = past.rings, past.slots, past.num_steps.device
-    if past.is_readable:
-        num_steps = int(past.num_steps)
-        if num_steps < slots:
-            rings = {name: ring[:num_steps] for name, ring in rings.items()}
-        step_weights = C.weights_by_age(min(num_steps, slots), num_steps % max(slots, 1), decay, dtype, device).relative
-    else:
-        is_there = torch.arange(slots, device=device) < past.num_steps
-        step_weights = torch.pow(decay, C.ages(slots, past.num_steps, device).to(dtype)) * is_there
-    return {name: ring.to(dtype) for name, ring in rings.items()}, step_weights
+    commit = None if row is None or accept is False else partial(past.write_, row, accept & sound)
+    counted = _counted(today, kept, pooled, step_weights is None and settings.invalid == "max")
+    has_variance = counted > 1
+    bessel = counted / (counted - 1 * has_variance)  # a lone position keeps its variance, 0
+    finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
+    rest = dependence, bessel, has_variance, today.positions, finite
+    return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
 
 
 def best_weights(past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor) -> Tensor:
     """Return the weights [R] that the variogram speaks for, of the steps that are there; `today` are the positions."""
-    by_age = _slots_by_age(past, len(kept["count"]))
+    by_age = past.slots_by_age(len(kept["count"]))
     count = (kept["count"] if is_there is None else kept["count"] * is_there)[by_age]
     noise, drift = C.fit_line(kept["variogram"], (count > 0).to(count.dtype))
     return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today))
-
-
-def _slots_by_age(past: Past, steps: int) -> Tensor:
-    """Return which of the recalled steps is of age 1, 2 and so on."""
-    return (past.num_steps - torch.arange(1, 1 + steps, device=past.num_steps.device)) % max(steps, 1)
-
-
-def _rows(operand: C.Operand, dtype: torch.dtype) -> Tensor:
-    return C.flatten_weight(operand.weight.detach(), operand.geometry).to(dtype)
 
 
 def _row(
@@ -117,10 +103,9 @@ def _row(
 ) -> tuple[dict[str, Tensor], Flag, Flag]:
     """Return what to remember of today, whether it is the operators', and whether their inputs are finite."""
     mean, bias, operands = today.mean, inputs.bias, inputs.operands
-    row = {"mean": mean if bias is None else mean - bias, "var": today.var}
-    row["count"] = torch.as_tensor(today.positions, device=mean.device)
-    is_theirs: Flag = True
-    sound: Flag = True
+    count = torch.as_tensor(today.positions, device=mean.device)
+    row = {"mean": mean if bias is None else mean - bias, "var": today.var, "count": count}
+    is_theirs = sound = cast(Flag, True)
     if storage is not None and any(operand.y is not None for operand in operands):
         is_whole = inputs.is_complete and today.local is None and all(operand.y is not None for operand in operands)
         phase = int(past.num_steps) if past.is_readable else past.num_steps
@@ -137,43 +122,22 @@ def _row(
     return row, is_theirs, sound
 
 
-def _moved(today: _Today, bias: Tensor | None, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the remembered means and variances at today's weights."""
-    past_mean, past_var = kept["mean"], kept["var"]
-    if today.terms is not None:
-        past_mean, past_var = C.compensate(past_mean, past_var, today.terms)
-    return past_mean if bias is None else past_mean + bias, past_var
+def _dependence(
+    today: _Today, bias: Tensor | None, back: C.LookBack, pooled: C.Pooled, storage: C.Storage
+) -> C.Dependence:
+    assert today.terms is not None
+    local = 1 if today.local is None else today.local
+    of_mean = (pooled.weight.sum(0) * local).expand_as(pooled.mean)
+    of_bias = None if bias is None else (of_mean, pooled.dvar_dmean.sum(0) * local)
+    jacobians = storage.jacobians(back, today.terms, pooled)
+    return C.Dependence(jacobians, pooled.dvar_dvar, of_bias, storage.order == 2, storage.centres)
 
 
-def _pool(
-    today: _Today,
-    bias: Tensor | None,
-    kept: dict[str, Tensor],
-    back: C.LookBack | None,
-    moved: tuple[Tensor, Tensor],
-    storage: C.Storage | None,
-    step_weights: Tensor | None,
-    settings: Settings,
-) -> Statistics:
-    past_mean, past_var = moved
-    pooled = C.pool(today.mean, today.var, past_mean, past_var, step_weights, settings.invalid)
-    dependence = None
-    if settings.backward == "through" and storage is not None and back is not None and len(past_mean) > 0:
-        assert today.terms is not None
-        local = 1 if today.local is None else today.local
-        of_mean = (pooled.weight.sum(0) * local).expand_as(pooled.mean)
-        of_bias = None if bias is None else (of_mean, pooled.dvar_dmean.sum(0) * local)
-        jacobians = storage.jacobians(back, today.terms, pooled)
-        dependence = C.Dependence(jacobians, pooled.dvar_dvar, of_bias, settings.order == 2, storage.centres)
-    counted: float | Tensor
-    if step_weights is None and settings.invalid == "max":
-        counted = float(kept["count"].sum()) + today.positions
-    else:
-        counted = ((pooled.weight > 0) * kept["count"].unsqueeze(1)).sum(0) + today.positions
-    has_variance = counted > 1
-    bessel = counted / (counted - 1 * has_variance)  # a lone position keeps its variance, 0
-    finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
-    return Statistics(pooled.mean, pooled.var, pooled.share, bessel, has_variance, today.positions, finite, dependence)
+def _counted(today: _Today, kept: dict[str, Tensor], pooled: C.Pooled, all_count: bool) -> float | Tensor:
+    """Return the positions of the steps that are pooled; if they are all of them, as a number."""
+    if all_count:
+        return float(kept["count"].sum()) + today.positions
+    return ((pooled.weight > 0) * kept["count"].unsqueeze(1)).sum(0) + today.positions
 
 
 def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
@@ -191,14 +155,7 @@ def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
     table = torch.stack(everyone)
     channels, counts = len(mean), table[:, -1]
     joint_mean, joint_var = C.join_moments(table[:, :channels], table[:, channels : 2 * channels], counts)
-    joint_terms = None
-    if today.terms is not None:
-        parts = table[:, 2 * channels : -2].sum(0).unflatten(0, terms.shape)
-        joint_terms = TaylorTerms(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+    parts = table[:, 2 * channels : -2].sum(0).unflatten(0, terms.shape)
+    joint_terms = None if today.terms is None else TaylorTerms(*parts)
     total = counts.sum()
     return _Today(joint_mean, joint_var, total, table[:, -2].all(), joint_terms, flags[1] / total)
-
-
-def _full_precision(device_type: str) -> AbstractContextManager[object]:
-    needed = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if needed else nullcontext()

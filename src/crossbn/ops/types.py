@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from crossbn.functional import Dependence, Flag, Operand
+from crossbn.functional import BY_AGE, SAMPLES, Dependence, Flag, Geometry, Operand, ages, weights_by_age
+
+Shapes = Sequence[tuple[int, ...] | None]
 
 
 class NormTensors(NamedTuple):
@@ -63,8 +68,60 @@ class Past(NamedTuple):
         """How many steps fit."""
         return self.rings["mean"].shape[0]
 
+    def recall(self, decay: float, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return what is remembered, [R, ...] by name, and the steps' weights [R], today's being 1; None if all are."""
+        rings, slots, device = self.rings, self.slots, self.num_steps.device
+        if self.is_readable:
+            num_steps = int(self.num_steps)
+            if num_steps < slots:
+                rings = {name: ring[:num_steps] for name, ring in rings.items()}
+            weights = weights_by_age(min(num_steps, slots), num_steps % max(slots, 1), decay, dtype, device).relative
+        else:
+            is_there = torch.arange(slots, device=device) < self.num_steps
+            weights = torch.pow(decay, ages(slots, self.num_steps, device).to(dtype)) * is_there
+        return {name: ring.to(dtype) for name, ring in rings.items()}, weights
 
-class Statistics(NamedTuple):
+    def slots_by_age(self, steps: int) -> Tensor:
+        """Return which of the recalled steps is of age 1, 2 and so on."""
+        return (self.num_steps - torch.arange(1, 1 + steps, device=self.num_steps.device)) % max(steps, 1)
+
+    def write_(self, row: Mapping[str, Tensor], accept: Flag = True) -> None:
+        """Overwrite the oldest step with `row`, if `accept`; what it lacks is 0. A tensor is not looked at."""
+        with self.lock:
+            for name, value in row.items():
+                if name.endswith(SAMPLES):
+                    self.widen_(name, value.shape[0])
+            if accept is False:
+                return
+            slot = (self.num_steps % self.slots).reshape(1)
+            for name, ring in self.rings.items():
+                is_by_age = name in BY_AGE
+                new = _filled(ring if is_by_age else ring[0], row.get(name))
+                if isinstance(accept, Tensor):
+                    new = torch.where(accept, new, ring if is_by_age else ring.index_select(0, slot)[0])
+                ring.copy_(new) if is_by_age else ring.index_copy_(0, slot, new.unsqueeze(0))
+            self.num_steps.add_(accept)
+
+    def widen_(self, name: str, size: int) -> None:
+        """Let each step of `name` hold at least `size` samples; the new ones are 0."""
+        ring = self.rings[name]
+        if (missing := size - ring.shape[1]) > 0:
+            self.rings[name] = torch.cat([ring, ring.new_zeros(len(ring), missing, *ring.shape[2:])], 1)
+            self.scratch.clear()
+
+
+def _filled(place: Tensor, value: Tensor | None) -> Tensor:
+    """Return a value for its place; samples that the batch was too small for, or ages not yet reached, are 0."""
+    if value is not None and value.shape == place.shape:
+        return value.to(place.dtype)
+    whole = torch.zeros_like(place)
+    if value is not None:
+        whole[: len(value)].copy_(value)
+    return whole
+
+
+@dataclass
+class Statistics:
     """What a segment is normalized with. Nothing here has a graph."""
 
     mean: Tensor
@@ -73,16 +130,57 @@ class Statistics(NamedTuple):
     """[C]: pooled, biased."""
     share: Tensor
     """[C] or [1]: today's weight in them."""
-    bessel: float | Tensor
-    """The pooled variance times this is unbiased; as [C] where it depends on the channel."""
-    has_variance: Flag
-    """Whether they are of more than one position; as [C] where that depends on the channel."""
-    positions: int | Tensor
-    """Positions of today's batch, of all processes together."""
-    finite: Flag
-    """Whether today's moments and the pooled ones are."""
     dependence: Dependence | None
     """How they follow the operators' weights; None where no gradient goes through the compensation."""
+    bessel: float | Tensor = 1.0
+    """The pooled variance times this is unbiased; as [C] where it depends on the channel."""
+    has_variance: Flag = True
+    """Whether they are of more than one position; as [C] where that depends on the channel."""
+    positions: int | Tensor | None = None
+    """Positions of today's batch, of all processes together; None if nobody needs them."""
+    finite: Flag = True
+    """Whether today's moments and the pooled ones are."""
+
+    @property
+    def has_dependence(self) -> bool:
+        """Whether they follow the operators' weights, without looking how."""
+        return self.dependence is not None
+
+
+class Layout(NamedTuple):
+    """What lies in the one tensor that an implementation has put its statistics into."""
+
+    shapes: Shapes
+    """Of mean, var, share, and of `Dependence.tensors`."""
+    size: int
+    """Their numbers together."""
+    has_dependence: bool
+    own: Any
+    """What the implementation wants to know of it in backward."""
+
+
+class PackedStatistics(Statistics):
+    """Statistics of one operator as an implementation has left them, in one tensor: taken apart if they are asked for.
+
+    That is all that backward needs of a step, and it is allocated, kept by autograd and handed on as one.
+    """
+
+    def __init__(self, packed: Tensor, layout: Layout, bessel: float = 1.0, counted: float = 2.0, positions: int = 0):
+        self.packed, self.layout, self.bessel, self.has_variance = packed, layout, bessel, counted > 1
+        self.positions, self.finite = positions, True
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("mean", "var", "share", "dependence"):
+            raise AttributeError(name)
+        mean, var, share, *rest = unpacked(self.packed, self.layout.shapes)
+        dependence = Dependence.of_tensors(iter(rest), 1, False, True) if self.has_dependence else None
+        vars(self).update(mean=mean, var=var, share=share, dependence=dependence)
+        return vars(self)[name]
+
+    @property
+    def has_dependence(self) -> bool:
+        """Whether they follow the operator's weight."""
+        return self.layout.has_dependence
 
 
 class Outcome(NamedTuple):
@@ -92,8 +190,47 @@ class Outcome(NamedTuple):
     commit: Callable[[], None] | None
     """Remembers the step, when the whole forward has come to its end; None if it is not to be remembered."""
     output: Tensor | None
-    """The normalized input, if the step was asked for it and has made it; running statistics have then moved."""
+    """The normalized input, if the step was asked for it and has made it; running statistics have then moved. The
+    statistics are then `PackedStatistics`."""
 
 
 class NotTheOperatorsOutput(Exception):  # noqa: N818  # not an error: the norm is plain for that step
     """The input of a norm is not what its operators' weights make of their inputs."""
+
+
+def result_shapes(
+    channels: int, steps: int, samples: int, wide: int, geometries: Sequence[Geometry], has_bias: bool, has_rest: bool
+) -> list[tuple[int, ...] | None]:
+    """Return the shapes of mean, var, share, and of `Dependence.tensors`; None for what is not there.
+
+    There are `steps` remembered ones with `samples` rows each; their weights are `wide`: one number, or one for each
+    channel; `has_rest` says whether there is more of d var / dW than the rows.
+    """
+    of_bias = (channels,) if has_bias else None
+    shapes: list[tuple[int, ...] | None] = [(channels,), (channels,), (wide,), (steps, channels), of_bias, of_bias]
+    for each in geometries:
+        shapes += [(steps, samples, each.groups, each.patch_size), (steps, wide), (steps, samples, channels)]
+        shapes.append((channels, each.patch_size) if has_rest else None)
+    return shapes
+
+
+_ALIGNED = 16
+"""Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
+
+
+def _places(shapes: Shapes) -> list[int]:
+    return [0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]
+
+
+def packed_size(shapes: Shapes) -> int:
+    """Return how many numbers tensors of these shapes take in one."""
+    return sum(_places(shapes))
+
+
+def unpacked(packed: Tensor, shapes: Shapes) -> list[Tensor | None]:
+    """Return the tensors of these shapes that lie in `packed` one after the other; None for None."""
+    parts, start = [], 0
+    for shape, size in zip(shapes, _places(shapes), strict=True):
+        parts.append(None if shape is None else packed[start : start + math.prod(shape)].view(shape))
+        start += size
+    return parts

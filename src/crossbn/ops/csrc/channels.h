@@ -4,8 +4,9 @@
  * normalized and no running statistics move; without gamma and beta they are 1 and 0.
  *
  * has_moments      whether today's moments are
+ * mean, var        out: the pooled ones, see `lay_out`
  * step_weights     of the remembered steps, today's being 1; null: all are 1. Out, where they are found here
- * bessel           times this the pooled variance is unbiased
+ * counted, bessel  out: positions of all steps; times bessel the pooled variance is unbiased
  * num_batches_tracked  steps that the running statistics have seen */
 #ifndef BATCH
 #define BATCH(FIELD)                                                                                                   \
@@ -13,7 +14,7 @@
     FIELD('n', int64_t, x_stride) FIELD('n', int64_t, has_moments) FIELD('p', REAL *, today_mean)                      \
     FIELD('p', REAL *, today_var) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', const REAL *, gamma)     \
     FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', REAL *, step_weights)                            \
-    FIELD('p', REAL *, output) FIELD('r', double, bessel) FIELD('r', double, momentum)                                 \
+    FIELD('p', REAL *, output) FIELD('r', double, counted) FIELD('r', double, bessel) FIELD('r', double, momentum)     \
     FIELD('p', REAL *, running_mean) FIELD('p', REAL *, running_var) FIELD('p', int64_t *, num_batches_tracked)
 #endif
 struct NAME(batch) { BATCH(DECLARE) };
@@ -116,21 +117,23 @@ static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
                     batch->output + (b * batch->c + j) * batch->s);
 }
 
-/* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel):
- * dx, the gradients of gamma and beta, and those of the pooled mean and variance. */
-void NAME(step_backward)(IN grad, IN x, int64_t n, int64_t c, int64_t s, IN mean, IN var, double eps, IN share,
-                         int64_t share_stride, IN gamma, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean,
-                         OUT grad_var, int threads) {
-    threads = worth(threads, n * c * s);
+/* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel): dx, and the
+ * gradients of gamma, which is 1 if it is null, of beta, and of the pooled mean and variance. */
+void NAME(step_backward)(const struct extent *extent, double eps, IN grad, IN x, IN gamma, IN mean, IN var, IN share,
+                         int64_t share_stride, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var,
+                         int threads) {
+    const int64_t c = extent->c, s = extent->s, all = extent->n * c * s;
+    threads = worth(threads, all);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t j = 0; j < c; j++) {
-        const REAL centre = mean[j], invstd = (REAL)(1 / sqrt((double)var[j] + eps)), scale = gamma[j] * invstd;
+        const REAL centre = mean[j], invstd = (REAL)(1 / sqrt((double)var[j] + eps));
+        const REAL scale = gamma == 0 ? invstd : gamma[j] * invstd;
         double sum_grad = 0, sum_product = 0;
-        for (int64_t place = j * s; place < n * c * s; place += c * s)
+        for (int64_t place = j * s; place < all; place += c * s)
             NAME(add_sums)(grad + place, x + place, centre, s, &sum_grad, &sum_product);
-        const double own = share[j * share_stride] / (double)(n * s);
+        const double own = share[j * share_stride] / (double)(extent->n * s);
         const REAL slope = (REAL)(own * scale * invstd * invstd * sum_product), level = (REAL)(own * scale * sum_grad);
-        for (int64_t place = j * s; place < n * c * s; place += c * s)
+        for (int64_t place = j * s; place < all; place += c * s)
             NAME(combine)(grad + place, x + place, scale, slope, centre, level, s, dx + place);
         grad_beta[j] = (REAL)sum_grad;
         grad_gamma[j] = (REAL)(invstd * sum_product);

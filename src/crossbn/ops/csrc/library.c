@@ -58,6 +58,19 @@ struct tables { TABLES(DECLARE, DECLARE_THREE) };
 const struct field tables_fields[] = {TABLES(DESCRIBE, DESCRIBE){0, 0, sizeof(struct tables)}};
 #undef DESCRIBED
 
+/* The sizes of a norm's batch and of what a step leaves for its backward.
+ *
+ * n, c, s          images, channels, positions of an image
+ * r, m, groups, i  remembered steps; rows [groups, i] of each
+ * has_jacobian     whether there is a rest of d var / dW beside them */
+#define EXTENT(FIELD)                                                                                                  \
+    FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s) FIELD('n', int64_t, r) FIELD('n', int64_t, m) \
+    FIELD('n', int64_t, groups) FIELD('n', int64_t, i) FIELD('n', int64_t, has_jacobian)
+struct extent { EXTENT(DECLARE) };
+#define DESCRIBED extent
+const struct field extent_fields[] = {EXTENT(DESCRIBE){0, 0, sizeof(struct extent)}};
+#undef DESCRIBED
+
 /* What a step came to. Unless it is done, nothing that was written counts. */
 enum outcome {
     NOT_FINITE,       /* today's or the pooled moments are not */
@@ -69,6 +82,7 @@ enum outcome {
 #define BLOCK 1024    /* numbers added in their own type before the sum goes on in double */
 #define MOST_STEPS 64 /* remembered ones; cpu.py asks for fewer */
 #define WIDE 16       /* channels whose samples are looked at together */
+#define ALIGNED 16    /* numbers: what lies in one array with others begins at a multiple; types.py has the same */
 
 /* Products of rows with weights: ROWS by CHANNELS sums are kept in registers, SECTION numbers of a row at a time. The
  * other way round, at most MOST_ROWS rows are put together in a PANEL. */
@@ -89,6 +103,8 @@ enum outcome {
 static int worth(int threads, int64_t numbers) { return numbers < 32768 ? 1 : threads; }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t aligned(int64_t size) { return (size + ALIGNED - 1) / ALIGNED * ALIGNED; }
 
 #define REAL float
 #define NAME(name) name##_float32

@@ -131,9 +131,10 @@ FAST static void NAME(coefficients)(int64_t r, int64_t m, int64_t c, IN of_var, 
 
 /* dL/dW [c, i]: rows [r, m, groups, i] times their coefficients, for which there is `scratch` [r, m, c], and what is
  * left of d var / dW, unless null. It is added to `grad`, or written if that is `fresh`. */
-void NAME(weight_gradient)(int64_t r, int64_t m, int64_t c, int64_t groups, int64_t i, IN rows, IN of_var, IN of_mean,
-                           int64_t step_stride, int64_t channel_stride, IN rest, IN grad_mean, IN grad_var,
-                           OUT scratch, int64_t fresh, OUT grad, int threads) {
+void NAME(weight_gradient)(const struct extent *extent, IN rows, IN of_mean, int64_t step_stride,
+                           int64_t channel_stride, IN of_var, IN rest, IN grad_mean, IN grad_var, OUT scratch,
+                           int64_t fresh, OUT grad, int threads) {
+    const int64_t r = extent->r, m = extent->m, c = extent->c, i = extent->i;
     threads = worth(threads, (r * m + 1) * c * i);
     NAME(coefficients)(r, m, c, of_var, of_mean, step_stride, channel_stride, grad_mean, grad_var, scratch);
     if (rest != 0) {
@@ -144,5 +145,5 @@ void NAME(weight_gradient)(int64_t r, int64_t m, int64_t c, int64_t groups, int6
             else
                 NAME(add_multiple)(rest + j * i, grad_var[j], i, grad + j * i);
     }
-    NAME(spread_all)(rows, r * m, groups, i, scratch, c, fresh && rest == 0, grad, threads);
+    NAME(spread_all)(rows, r * m, extent->groups, i, scratch, c, fresh && rest == 0, grad, threads);
 }

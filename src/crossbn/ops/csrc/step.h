@@ -35,45 +35,83 @@ __attribute__((always_inline)) static inline void NAME(pool)(
 /* What is remembered, and what a step leaves for its backward and for later. Rings have a dimension of slots before
  * those that are said here; the first r slots are filled.
  *
- * r, m, groups, i  steps; rows [groups, i] of each: the mean patch and, as patches, others
- * start            which position to look at first
+ * slots, seen      of the rings; steps that had been remembered when this one began
+ * m, groups, i     rows [groups, i] of each step: the mean patch and, as patches, others
  * weight, y        of the operator, [c, i], and its input
  * mean, var, count rings: [c], [c], and the positions of a step
  * rows, at         rings: [m, groups, i] and <row, W> [m, c]
  * centred          ring, as patches: 2 (x - mean) / P [m, c]
  * var_grad, var_at rings, as gradients: [c, i] and <var_grad, W> [c]
  * num_steps        how many have been remembered
- * kept_rows        out: the rows
- * var_coefficient  out: their coefficients in d var / dW [r, m, c]
- * var_jacobian     out, as gradients: the rest of d var / dW [c, i]
- * dvar_dvar        out: d var / d past var [r, c]
- * next_...         out: what is to be remembered of today; null: nothing
+ * results          out, see `lay_out`
+ * remember         whether what is to be remembered of today is made
+ * next_...         out: that
  * scratch          room, see `Tables.room`
  *
  * Where the weights of the steps are found here (see weighting.py), else null or unused:
  * differences      room [c, r]
- * slots, seen      of the rings; steps that had been remembered when this one began
  * variogram        [slots], by age; price and rate are its B and that of its averages
- * weight_of_step, share  out: the weights [r] and today's [1] over their sum
- * next_variogram   out: [slots] */
+ * next_variogram   out: [slots]
+ *
+ * The rest is worked out here: r, the position to look at first, and where in the results what is. */
 #ifndef MEMORY
 #define MEMORY(FIELD)                                                                                                  \
-    FIELD('n', int64_t, r) FIELD('n', int64_t, m) FIELD('n', int64_t, groups) FIELD('n', int64_t, i)                   \
-    FIELD('n', int64_t, start) FIELD('p', const REAL *, weight) FIELD('p', const REAL *, y)                            \
-    FIELD('n', int64_t, y_stride) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', REAL *, count)           \
-    FIELD('p', REAL *, rows) FIELD('p', REAL *, at) FIELD('p', REAL *, centred) FIELD('p', REAL *, var_grad)           \
-    FIELD('p', REAL *, var_at) FIELD('p', int64_t *, num_steps) FIELD('p', REAL *, kept_rows)                          \
-    FIELD('p', REAL *, var_coefficient) FIELD('p', REAL *, var_jacobian) FIELD('p', REAL *, dvar_dvar)                 \
+    FIELD('n', int64_t, slots) FIELD('n', int64_t, seen) FIELD('n', int64_t, m) FIELD('n', int64_t, groups)            \
+    FIELD('n', int64_t, i) FIELD('p', const REAL *, weight) FIELD('p', const REAL *, y) FIELD('n', int64_t, y_stride)  \
+    FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', REAL *, count) FIELD('p', REAL *, rows)                \
+    FIELD('p', REAL *, at) FIELD('p', REAL *, centred) FIELD('p', REAL *, var_grad) FIELD('p', REAL *, var_at)         \
+    FIELD('p', int64_t *, num_steps) FIELD('p', REAL *, results) FIELD('n', int64_t, remember)                         \
     FIELD('p', REAL *, next_rows) FIELD('p', REAL *, next_at) FIELD('p', REAL *, next_centred)                         \
-    FIELD('p', REAL *, next_var_grad) FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)                 \
-    FIELD('p', REAL *, differences) FIELD('n', int64_t, slots) FIELD('n', int64_t, seen)                               \
-    FIELD('p', REAL *, variogram) FIELD('r', double, price) FIELD('r', double, rate)                                   \
-    FIELD('p', REAL *, weight_of_step) FIELD('p', REAL *, share) FIELD('p', REAL *, next_variogram)
+    FIELD('p', REAL *, next_var_grad) FIELD('p', REAL *, next_var_at) FIELD('p', REAL *, scratch)                      \
+    FIELD('p', REAL *, differences) FIELD('p', REAL *, variogram) FIELD('r', double, price) FIELD('r', double, rate)   \
+    FIELD('p', REAL *, next_variogram) FIELD('n', int64_t, r) FIELD('n', int64_t, start) FIELD('p', REAL *, share)     \
+    FIELD('p', REAL *, weight_of_step) FIELD('p', REAL *, dvar_dvar) FIELD('p', REAL *, kept_rows)                     \
+    FIELD('p', REAL *, var_coefficient) FIELD('p', REAL *, var_jacobian)
 #endif
 struct NAME(memory) { MEMORY(DECLARE) };
 #define DESCRIBED NAME(memory)
 const struct field NAME(memory_fields)[] = {MEMORY(DESCRIBE){0, 0, sizeof(struct NAME(memory))}};
 #undef DESCRIBED
+
+/* What a step leaves is one array, so that it is allocated, kept and handed on as one. Here is what lies in it, one after
+ * the other, each from a multiple of ALIGNED numbers on; `result_shapes` and `unpacked` tell Python the same. */
+struct NAME(results) {
+    REAL *mean, *var;      /* [c]: the pooled moments */
+    REAL *share;           /* [1]: today's weight in them */
+    REAL *dvar_dvar;       /* [r, c]: d var / d past var */
+    REAL *rows;            /* [r, m, groups, i]: the remembered rows, which the rings will lose */
+    REAL *weight_of_step;  /* [r]: the weights of the remembered steps over the sum of all */
+    REAL *var_coefficient; /* [r, m, c]: the rows' coefficients in d var / dW */
+    REAL *var_jacobian;    /* [c, i]: the rest of d var / dW, as gradients */
+};
+
+static struct NAME(results) NAME(lay_out)(REAL *place, int64_t c, int64_t r, int64_t m, int64_t groups, int64_t i) {
+    struct NAME(results) results;
+    results.mean = place;
+    results.var = results.mean + aligned(c);
+    results.share = results.var + aligned(c);
+    results.dvar_dvar = results.share + aligned(1);
+    results.rows = results.dvar_dvar + aligned(r * c);
+    results.weight_of_step = results.rows + aligned(r * m * groups * i);
+    results.var_coefficient = results.weight_of_step + aligned(r);
+    results.var_jacobian = results.var_coefficient + aligned(r * m * c);
+    return results;
+}
+
+/* The backward of a norm from what its step has left: see `step_backward`; and the weight's gradient, unless null, for
+ * which there is `scratch` [r, m, c]. */
+void NAME(backward_of)(const struct extent *extent, double eps, IN grad, IN x, IN gamma, REAL *left, OUT dx,
+                       OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var, OUT weight, OUT scratch,
+                       int threads) {
+    const struct NAME(results) results =
+        NAME(lay_out)(left, extent->c, extent->r, extent->m, extent->groups, extent->i);
+    NAME(step_backward)(extent, eps, grad, x, gamma, results.mean, results.var, results.share, 0, dx, grad_gamma,
+                        grad_beta, grad_mean, grad_var, threads);
+    if (weight != 0)
+        NAME(weight_gradient)(extent, results.rows, results.weight_of_step, 1, 0, results.var_coefficient,
+                              extent->has_jacobian ? results.var_jacobian : 0, grad_mean, grad_var, scratch, 1,
+                              weight, threads);
+}
 
 /* The channels from `start` on, `width` of them, from samples: the products of the rows with today's weights are in
  * `var_coefficient` and give way to it. */
@@ -210,16 +248,40 @@ static enum outcome NAME(keep_gradients)(const struct tables *tables, const stru
     return DONE;
 }
 
+/* Find what follows of how much is remembered: what lies where in the results, the weights of the steps, the positions. */
+static void NAME(prepare)(struct NAME(batch) *batch, struct NAME(memory) *memory, const struct tables *tables) {
+    const int64_t positions = batch->n * batch->s, r = least(memory->seen, memory->slots);
+    const struct NAME(results) results =
+        NAME(lay_out)(memory->results, batch->c, r, memory->m, memory->groups, memory->i);
+    memory->r = r;
+    /* All positions are looked at from the first, a part of them from where the step before has ended. */
+    memory->start = tables->amount == positions ? 0 : memory->seen % positions * tables->amount % positions;
+    batch->mean = results.mean, batch->var = results.var, memory->share = results.share;
+    memory->weight_of_step = results.weight_of_step, memory->dvar_dvar = results.dvar_dvar;
+    memory->kept_rows = results.rows, memory->var_coefficient = results.var_coefficient;
+    memory->var_jacobian = results.var_jacobian;
+    batch->counted = (double)positions;
+    for (int64_t t = 0; t < r; t++) batch->counted += memory->count[t];
+    batch->bessel = batch->counted > 1 ? batch->counted / (batch->counted - 1) : 1;
+    if (memory->differences != 0) {
+        NAME(weigh)(r, memory->slots, memory->seen, memory->variogram, memory->count, (double)positions, memory->price,
+                    batch->step_weights, memory->weight_of_step, memory->share);
+        return;
+    }
+    REAL all = 1;
+    for (int64_t t = 0; t < r; t++) all += batch->step_weights == 0 ? 1 : batch->step_weights[t];
+    *memory->share = 1 / all;
+    for (int64_t t = 0; t < r; t++)
+        memory->weight_of_step[t] = (batch->step_weights == 0 ? 1 : batch->step_weights[t]) * *memory->share;
+}
+
 /* A training step of a norm: find today's moments, pool them with the remembered ones at today's weights, normalize,
  * make what is to be remembered, as samples or as gradients, and move the running statistics. */
-int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables,
-               int threads) {
+int NAME(step)(struct NAME(batch) *batch, struct NAME(memory) *memory, const struct tables *tables, int threads) {
+    NAME(prepare)(batch, memory, tables);
     const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
     const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
     enum outcome outcome = DONE;
-    if (memory->differences != 0)
-        NAME(weigh)(r, memory->slots, memory->seen, memory->variogram, memory->count, (double)(batch->n * batch->s),
-                    memory->price, batch->step_weights, memory->weight_of_step, memory->share);
     if (r > 0) memcpy(memory->kept_rows, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
@@ -242,7 +304,7 @@ int NAME(step)(const struct NAME(batch) *batch, const struct NAME(memory) *memor
     if (memory->differences != 0)
         NAME(average_in)(c, r, memory->slots, memory->seen, memory->differences, memory->rate, memory->variogram,
                          memory->next_variogram);
-    if (memory->next_rows != 0)
+    if (memory->remember)
         outcome = sampled ? NAME(keep_samples)(tables, batch, memory, threads)
                           : NAME(keep_gradients)(tables, batch, memory, threads);
     if (batch->running_mean != 0 && outcome != NOT_THE_OPERATOR) {
@@ -260,10 +322,10 @@ static void NAME(fill)(OUT ring, int64_t slot, IN next, int64_t amount, int64_t 
     memset(place + amount * size, 0, (size_t)((places - amount) * size) * sizeof(REAL));
 }
 
-/* Remember the step: overwrite a slot of the rings with what `step` has made. */
-void NAME(remember)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables,
-                    int64_t slot) {
+/* Remember the step: overwrite the oldest slot of the rings with what `step` has made. */
+void NAME(remember)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables) {
     const int64_t c = batch->c, m = memory->m, row = memory->groups * memory->i, amount = tables->amount + 1;
+    const int64_t slot = *memory->num_steps % memory->slots;
     NAME(fill)(memory->mean, slot, batch->today_mean, 1, 1, c);
     NAME(fill)(memory->var, slot, batch->today_var, 1, 1, c);
     memory->count[slot] = (REAL)(batch->n * batch->s);
