@@ -170,7 +170,7 @@ def test_set_window_pools_over_the_newest_steps(windows: tuple[int, int, int]) -
     """Without weight changes the steps that are still there count like one batch with today's."""
     plain = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).double()
     model = copy.deepcopy(plain)
-    crossbn.convert_(model, window=windows[0])
+    crossbn.convert_(model, window=windows[0], weights="equal")
     remembered: list[Tensor] = []
     for window in windows:
         crossbn.set_window_(model, window)
@@ -260,7 +260,7 @@ def test_operator_with_a_forward_of_its_own_is_compensated_for_what_it_does() ->
     """Its weights double and its output stays; so must the statistics."""
     model = nn.Sequential(Standardized(2, 3, 1), nn.BatchNorm2d(3)).double()
     plain = copy.deepcopy(model)
-    report = crossbn.convert_(model, window=2)
+    report = crossbn.convert_(model, window=2, weights="equal")
     assert [(record.name, record.producers) for record in report.pending] == [("1", ())]
     assert "1 norms: 0 compensated, 0 pooled, 0 left alone, 1 pending" in str(report)
     first, second = batch().double(), batch().double()
@@ -320,7 +320,9 @@ def test_a_pending_norm_that_nothing_feeds_is_batchnorm() -> None:
 def test_a_pending_norm_that_nothing_feeds_may_be_pooled() -> None:
     model = Chooser().double()
     plain = copy.deepcopy(model)
-    report = crossbn.convert_(model, window=2, unpaired="pool", filter_fn=lambda _, name: name == "after_relu")
+    report = crossbn.convert_(
+        model, window=2, unpaired="pool", filter_fn=lambda _, name: name == "after_relu", weights="equal"
+    )
     plain.norm.eval()
     model.norm.eval()
     x, y = batch().double(), batch().double()
@@ -386,7 +388,7 @@ def test_operator_called_twice_keeps_its_outputs_apart(
     """Without weight changes the norms see what BatchNorm sees in joined batches, each its own."""
     plain = Twice(read).double()
     model = copy.deepcopy(plain)
-    crossbn.convert_(model, window=3, pairs=pairs)
+    crossbn.convert_(model, window=3, pairs=pairs, weights="equal")
     xs = [batch().double() for _ in range(3)]
     ys = [5 * batch().double() + 3 for _ in range(3)]
     for x, y in zip(xs, ys, strict=True):
@@ -399,7 +401,7 @@ def test_operator_called_twice_keeps_its_outputs_apart(
 def test_norm_called_twice_keeps_its_calls_apart(read: Callable[[Twice, Tensor, Tensor], list[Tensor]]) -> None:
     plain = Twice(read).double()
     model = copy.deepcopy(plain)
-    crossbn.convert_(model, window=2)
+    crossbn.convert_(model, window=2, weights="equal")
     xs, ys = [batch().double() for _ in range(3)], [2 * batch().double() + 3 for _ in range(3)]
     for i in range(3):
         for got, inputs in zip(model(xs[i], ys[i]), (xs, ys), strict=True):
@@ -410,7 +412,7 @@ def test_norm_called_twice_keeps_its_calls_apart(read: Callable[[Twice, Tensor, 
 def test_norm_called_twice_outside_of_the_model_pools_its_calls() -> None:
     plain = Twice(one_norm_later).double()
     model = copy.deepcopy(plain)
-    crossbn.convert_(model, window=2)
+    crossbn.convert_(model, window=2, weights="equal")
     x, y = batch().double(), 2 * batch().double()
     _, second = one_norm_later(model, x, y)
     expected = plain.left(plain.conv(torch.cat([x, y])))[2:]
@@ -486,7 +488,7 @@ class Residual(nn.Module):
 def test_residual_sum_equals_reference(order: int, backward: str) -> None:
     model = Residual().double()
     twin = copy.deepcopy(model)
-    report = crossbn.convert_(model, window=3, positions=None, order=order, backward=backward)
+    report = crossbn.convert_(model, window=3, positions=None, order=order, backward=backward, weights="equal")
     assert set(report.compensated[0].producers) == {"a", "b"}
     reference = ReferenceNorm(sum_of(twin.a, twin.b), window=3, order=order, backward=backward)
 
@@ -518,7 +520,7 @@ class PreActivation(nn.Module):
 def test_pre_activation_chain_equals_reference() -> None:
     model = PreActivation().double()
     twin = copy.deepcopy(model)
-    report = crossbn.convert_(model, window=3, positions=None)
+    report = crossbn.convert_(model, window=3, positions=None, weights="equal")
     assert [len(record.producers) for record in report.compensated] == [1, 2, 3]
     convs, norms = [twin.conv0, twin.conv1, twin.conv2], [twin.norm0, twin.norm1, twin.norm2]
     references = [ReferenceNorm(sum_of(*convs[: i + 1]), window=3) for i in range(3)]
@@ -553,7 +555,7 @@ class Dense(nn.Module):
 def test_shared_sources_equal_a_reference_per_slice(order: int) -> None:
     model = Dense().double()
     twin = copy.deepcopy(model)
-    report = crossbn.convert_(model, window=3, positions=None, order=order, unpaired="pool")
+    report = crossbn.convert_(model, window=3, positions=None, order=order, unpaired="pool", weights="equal")
     assert [len(record.producers) for record in report.compensated] == [1, 2, 3]
     convs = [twin.conv0, twin.conv1, twin.conv2]
     references = {
@@ -591,7 +593,7 @@ def test_parametrized_weights_equal_reference(name: str, order: int) -> None:
     """Through to the tensors that the weight is computed from; spectral normalization iterates once a step, no more."""
     model = nn.Sequential(getattr(parametrizations, name)(nn.Conv2d(2, 3, 3)), nn.BatchNorm2d(3)).double()
     twin = copy.deepcopy(model)
-    crossbn.convert_(model, window=3, positions=None, order=order)
+    crossbn.convert_(model, window=3, positions=None, order=order, weights="equal")
     reference = ReferenceNorm(lambda y, weight: F.conv2d(y, weight), window=3, order=order)
 
     def forward(net: nn.Sequential, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def bulk_bytes(model: nn.Module) -> dict[torch.dtype, int]:
 
 @pytest.mark.usefixtures("_plan")
 def test_unchanged_weights_are_pooled_exactly() -> None:
-    model = make().double()
+    model = make(weights="equal").double()
     plain = nn.BatchNorm2d(6).double()
     batches = torch.randn(4, 2, 3, 7, 7, dtype=torch.float64)
     outputs = [model[1](model[0](x)) for x in batches]

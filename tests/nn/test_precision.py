@@ -74,7 +74,7 @@ def test_is_batchnorm_bit_for_bit(shape: str, layout: str, options: dict[str, An
 
 
 def test_pools_after_burn_in() -> None:
-    norm, plain = cnn.CrossIterBatchNorm2d(3, window=2, burn_in=3).double(), nn.BatchNorm2d(3).double()
+    norm, plain = cnn.CrossIterBatchNorm2d(3, window=2, burn_in=3, weights="equal").double(), nn.BatchNorm2d(3).double()
     batches = [torch.randn(2, 3, 4, 4, dtype=torch.float64) + i for i in range(5)]
     for x in batches[:3]:
         assert torch.equal(norm(x), plain(x))
@@ -102,7 +102,7 @@ def networks(name: str, **options: Any) -> tuple[nn.Sequential, nn.Sequential]:
     nn.init.uniform_(plain[1].weight)  # type: ignore[arg-type]
     nn.init.uniform_(plain[1].bias)  # type: ignore[arg-type]
     model = copy.deepcopy(plain)
-    report = crossbn.convert_(model, **options)
+    report = crossbn.convert_(model, weights="equal", **options)
     assert len(report.left) == 0
     return model, plain
 
@@ -231,7 +231,7 @@ def test_bfloat16_autocast() -> None:
 
 def test_bfloat16_statistics_are_of_full_precision() -> None:
     """The mean of values that bfloat16 spaces by 2, of which there are too many for bfloat16 sums."""
-    norm = cnn.CrossIterBatchNorm2d(1, window=3, momentum=1.0)
+    norm = cnn.CrossIterBatchNorm2d(1, window=3, momentum=1.0, weights="equal")
     x = torch.randint(250, 500, (4, 1, 64, 64)).bfloat16()
     norm(x)
     assert norm.running_mean is not None
@@ -250,7 +250,7 @@ def test_memory_layout_changes_nothing(positions: int | None, order: int) -> Non
         lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
     ):
         model = chain().double()
-        crossbn.convert_(model, window=3, positions=positions, order=order)
+        crossbn.convert_(model, window=3, positions=positions, order=order, weights="equal")
         if len(results) == 1:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stubs
         results.append(train(model, change))
@@ -262,7 +262,7 @@ def test_memory_layout_changes_nothing(positions: int | None, order: int) -> Non
 def test_large_mean_does_not_cancel() -> None:
     """A mean a thousand times the deviation costs float32 what it costs BatchNorm, not its square."""
     x = [torch.randn(2, 3, 8, 8, dtype=torch.float64) + 1000 for _ in range(3)]
-    norm = cnn.CrossIterBatchNorm2d(3, window=3)
+    norm = cnn.CrossIterBatchNorm2d(3, window=3, weights="equal")
     for each in x:
         out = norm(each.float())
     joined = torch.cat([each.float().double() for each in x])

@@ -113,7 +113,7 @@ def test_last_micro_batch_sees_the_whole_batch(order: int, positions: int | None
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double()
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double()
     plain.load_state_dict(model.state_dict())
-    crossbn.convert_(model, window=4, order=order, positions=positions)
+    crossbn.convert_(model, window=4, order=order, positions=positions, weights="equal")
     for _ in range(3):
         batch = torch.randn(8, 3, 6, 6, dtype=torch.float64) + 0.5
         parts: list[Tensor] = [model(micro) for micro in batch.split(2)]

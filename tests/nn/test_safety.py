@@ -167,7 +167,7 @@ def test_lone_positions(dtype: torch.dtype) -> None:
 def test_batches_of_one() -> None:
     """Three of them are, with nothing trained in between, a batch of three."""
     plain = network()
-    model = converted(plain)
+    model = converted(plain, weights="equal")
     x = batch(3, 2, 6, 6)
     outputs = [model(example) for example in x.split(1)]
     torch.testing.assert_close(outputs[-1], plain(x)[2:], rtol=0, atol=1e-12)
@@ -364,7 +364,7 @@ def test_producer_that_has_not_run() -> None:
 def test_frozen_producer_without_gradients() -> None:
     """Its input counts all the same; its weights do not change."""
     plain = network()
-    model = converted(plain)
+    model = converted(plain, weights="equal")
     x, y = batch(), batch()
     for each in (x, y):
         with torch.no_grad():
@@ -391,7 +391,7 @@ def test_branch_of_a_sum_that_is_left_out_now_and_then() -> None:
             return out
 
     model = Skipping().double()
-    crossbn.convert_(model, window=3, pairs={"norm": ("a", "b")})
+    crossbn.convert_(model, window=3, pairs={"norm": ("a", "b")}, weights="equal")
     batches = [batch() for _ in range(3)]
     for x, skip in zip(batches, (False, True, False), strict=True):
         out = model(x, skip)

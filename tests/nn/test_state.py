@@ -334,7 +334,7 @@ def test_history_of_another_window_is_refused() -> None:
 
 @pytest.mark.parametrize("burn_in", [0, 1])
 def test_reset_forgets_steps_and_burn_in(burn_in: int) -> None:
-    model, plain = converted(burn_in=burn_in).double(), chain().double()
+    model, plain = converted(burn_in=burn_in, weights="equal").double(), chain().double()
     plain.load_state_dict(model.state_dict())
     for step in range(4):
         model(batch(step, torch.float64))

@@ -97,7 +97,8 @@ def functional_steps(model: nn.Module, steps: range) -> list[Tensor]:
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_functional_call_keeps_the_history(order: int) -> None:
-    model, in_place = converted(order=order), converted(order=order)
+    options = {"order": order, "weights": "equal"}
+    model, in_place = converted(**options), converted(**options)
     got, expected = functional_steps(model, range(6)), train(in_place, range(6))
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -144,7 +144,7 @@ def test_compiled_code_trains_the_same() -> None:
 def test_other_settings(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     made = Dense()
-    equal, auto = train(made, **options), train(made, weights="auto", **options)
+    equal, auto = (train(made, weights=weights, **options) for weights in ("equal", "auto"))
     assert torch.equal(equal[0], auto[0])  # nothing is remembered yet
     assert not torch.allclose(equal[2], auto[2])
     assert all(tensor.isfinite().all() for tensor in auto)
@@ -207,7 +207,7 @@ def test_forgetting() -> None:
 
 def test_changing_the_setting_forgets() -> None:
     """A history without a variogram does not tell what its steps are worth."""
-    model = network()
+    model = network(weights="equal")
     for batch in batches(3, 0.1):
         model(batch)
     crossbn.convert_(model, window=4, weights="auto")
@@ -226,10 +226,13 @@ def test_channels_without_variance_say_nothing() -> None:
         assert history_of(model)["variogram"].isfinite().all()
 
 
-def test_layer_keyword() -> None:
-    norm = crossbn.nn.CrossIterBatchNorm2d(3, weights="auto")
-    assert norm.settings.weights == "auto"
-    assert "weights='auto'" in repr(norm)
+def test_default() -> None:
+    """Automatic weights, but for a fixed rate, and where nothing is compensated."""
+    chosen = [({}, "auto"), ({"decay": 0.7}, "equal"), ({"order": 0}, "equal"), ({"weights": "equal"}, "equal")]
+    for options, weights in chosen:
+        norm = crossbn.nn.CrossIterBatchNorm2d(3, **options)
+        assert norm.settings.weights == weights
+        assert ("weights='equal'" in repr(norm)) == (weights == "equal")
 
 
 def test_wrong_settings() -> None:
@@ -242,7 +245,7 @@ def test_wrong_settings() -> None:
 
 def test_files_of_equal_weights_are_what_they_were() -> None:
     """Only a history with a variogram is of another version."""
-    for options, version in (({}, 1), ({"decay": 0.7}, 1), ({"weights": "auto"}, 2)):
+    for options, version in (({"weights": "equal"}, 1), ({"decay": 0.7}, 1), ({}, 2)):
         state = crossbn.history_state(network(**options))
         assert int(state["1/0/layout"][0]) == version
         assert ("1/0/variogram" in state) == (version == 2)
@@ -250,11 +253,17 @@ def test_files_of_equal_weights_are_what_they_were() -> None:
 
 def test_a_file_without_layout_is_refused_all_the_same() -> None:
     """As the first releases wrote them."""
-    old = {name: value for name, value in crossbn.history_state(network()).items() if not name.endswith("layout")}
-    crossbn.load_history_state(network(), old)
+    old = {
+        name: value
+        for name, value in crossbn.history_state(network(weights="equal")).items()
+        if not name.endswith("layout")
+    }
+    crossbn.load_history_state(network(weights="equal"), old)
     crossbn.load_history_state(network(decay=0.7), old)
-    with pytest.raises(ValueError, match=r'of weights="equal", this one of weights="auto"'):
-        crossbn.load_history_state(network(weights="auto"), old)
+    with pytest.raises(
+        ValueError, match=r'of weights="equal", this one of weights="auto": convert with weights="equal"'
+    ):
+        crossbn.load_history_state(network(), old)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
