@@ -39,4 +39,4 @@ from crossbn.functional.taylor import (
     project_steps,
     spread,
 )
-from crossbn.functional.weighting import averaged, best_weights, fit_line, squared_differences
+from crossbn.functional.weighting import averaged, best_weights, fit_line, gradient_price, squared_differences

@@ -27,7 +27,7 @@ noise only. Drift that is forgotten within a step cannot be told from noise by a
 |---|---|---|
 | v(a) | `variogram` | [R], by age from 1 on |
 | R, Q | `noise`, `drift` | [] |
-| B | `GRADIENT_PRICE` | |
+| B | `gradient_price` | |
 | n_a | `count`, over its mean | [R], by age |
 | w_a / w_0 | step weights | [R], by age |
 """
@@ -47,6 +47,15 @@ LARGEST_DIFFERENCE = 16.0
 
 SMALLEST_WEIGHT = 1e-30
 """Of a step that is there: nothing, but told from the weight of one that is not."""
+
+
+def gradient_price(images: int) -> float:
+    """Return B for a batch of so many images: 0 for one.
+
+    What a batch's share of the statistics passes on takes the mean off its gradient. With one image that is all that
+    the image says of a channel's mean: no gradient to pay for.
+    """
+    return GRADIENT_PRICE if images > 1 else 0.0
 
 
 def squared_differences(mean: Tensor, var: Tensor, past_mean: Tensor, past_var: Tensor, pooled_var: Tensor) -> Tensor:
@@ -94,7 +103,9 @@ def fit_line(variogram: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     return ((height - drift * centre) / 2).clamp_min(0), drift
 
 
-def best_weights(noise: Tensor, drift: Tensor, count: Tensor, today: float | Tensor) -> Tensor:
+def best_weights(
+    noise: Tensor, drift: Tensor, count: Tensor, today: float | Tensor, price: float = GRADIENT_PRICE
+) -> Tensor:
     """Return the weights of the remembered steps by age [R], today's being 1, from how many positions each is of.
 
     A step that is absent has a count of 0, and no weight.
@@ -109,7 +120,7 @@ def best_weights(noise: Tensor, drift: Tensor, count: Tensor, today: float | Ten
     worth, factors = torch.zeros_like(noise), []
     for age in reversed(range(len(count))):
         worth = worth + relative[age]
-        step = drift + GRADIENT_PRICE if age == 0 else drift
+        step = drift + price if age == 0 else drift
         factors.append(noise / (noise + worth * step))
         worth = worth * factors[-1]
     if not factors:

@@ -258,7 +258,7 @@ class _Workspace:
         if settings.weights == "auto":
             self._step_weights, self._differences = x.new_zeros(past.slots), x.new_empty(channels, past.slots)
             self._batch.step_weights, memory.differences = self._step_weights.data_ptr(), self._differences.data_ptr()
-            memory.price, memory.rate = weighting.GRADIENT_PRICE, weighting.AVERAGING_RATE
+            memory.price, memory.rate = C.gradient_price(len(x)), weighting.AVERAGING_RATE
 
     def is_for(self, inputs: StepInputs, storage: Storage | None, settings: Settings) -> bool:
         """Tell whether it is for such a step."""

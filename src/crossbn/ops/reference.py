@@ -53,7 +53,8 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     if (group := settings.active_group) is not None:
         today = _join(today, group)
     if settings.weights == "auto":
-        step_weights = best_weights(past, kept, step_weights, today.positions)
+        price = C.gradient_price(len(x) * (1 if group is None else dist.get_world_size(group)))
+        step_weights = best_weights(past, kept, step_weights, today.positions, price)
     row, accept, sound = None, today.finite & inputs.pooling, cast(Flag, True)
     if inputs.remember and past.slots:
         row, is_theirs, sound = _row(inputs, past, storage, weights, today)
@@ -90,12 +91,14 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
 
 
-def best_weights(past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor) -> Tensor:
+def best_weights(
+    past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor, price: float
+) -> Tensor:
     """Return the weights [R] that the variogram speaks for, of the steps that are there; `today` are the positions."""
     by_age = past.slots_by_age(len(kept["count"]))
     count = (kept["count"] if is_there is None else kept["count"] * is_there)[by_age]
     noise, drift = C.fit_line(kept["variogram"], (count > 0).to(count.dtype))
-    return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today))
+    return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today, price))
 
 
 def _row(
