@@ -23,7 +23,7 @@ def network(**options: Any) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(36, 3),
     )
-    crossbn.convert_(model, **options)
+    crossbn.convert_(model, **{"weights": "equal", **options})
     return model
 
 

@@ -18,7 +18,7 @@ CONVOLUTION = 2 * E * IN * 9
 def count(norm: nn.Module, window: int | None = None) -> StepFlops:
     model = nn.Sequential(nn.Conv2d(IN, OUT, 3, bias=False), norm)
     if window is not None:
-        convert_(model, window=window, positions=20)
+        convert_(model, window=window, positions=20, weights="equal")
     x = torch.randn(BATCH, IN, 12, 12)
     for _ in range(4):
         model(x).sum().backward()

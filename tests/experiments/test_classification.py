@@ -32,7 +32,7 @@ def test_full_scale_is_the_paper_s_recipe() -> None:
     assert (recipe.learning_rate, recipe.momentum, recipe.weight_decay) == (0.1 * 4 / 32, 0.9, 1e-4)
     assert recipe.train_images is recipe.test_images is recipe.image_size is None
     assert recipe.wrap is None
-    assert dict(recipe.norm_options) == {"positions": None}  # all of them, as in the paper
+    assert dict(recipe.norm_options) == {"weights": "equal", "positions": None}  # all of them, as in the paper
 
 
 def test_small_scale_is_the_same_recipe_on_less() -> None:
@@ -40,9 +40,9 @@ def test_small_scale_is_the_same_recipe_on_less() -> None:
     assert (recipe.data, recipe.model) == ("cifar10", "resnet8")
     assert (recipe.batch_size, recipe.effective_window, recipe.learning_rate) == (2, 8, 0.1 * 2 / 32)
     assert recipe.burn_in_epochs == recipe.epochs / 4
-    assert dict(recipe.norm_options) == {"order": 2, "positions": 128}
+    assert dict(recipe.norm_options) == {"weights": "equal", "order": 2, "positions": 128}
     naive = recipe_of(task_of(cbn(2, order=0)))
-    assert (naive.norm, naive.effective_window, dict(naive.norm_options)) == ("naive_cbn", 8, {})
+    assert (naive.norm, naive.effective_window, dict(naive.norm_options)) == ("naive_cbn", 8, {"weights": "equal"})
 
 
 def test_norms_of_one_step_are_told_no_window() -> None:

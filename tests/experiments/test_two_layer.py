@@ -62,7 +62,7 @@ def network(case: str, layers: int = 2, **options: Any) -> nn.Sequential:
         for place in (1, 4):
             model.get_parameter(f"{place}.weight").uniform_(0.5, 1.5)
             model.get_parameter(f"{place}.bias").uniform_(-0.5, 0.5)
-    crossbn.convert_(model, **{"window": 3, "positions": None, **options})
+    crossbn.convert_(model, **{"window": 3, "positions": None, "weights": "equal", **options})
     if layers == 2:
         assert extend_(model)["4"] == "two layers: 0 before 1, too"
     return model
