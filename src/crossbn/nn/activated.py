@@ -36,7 +36,7 @@ class ActivatedOperator(Operator):
         weight = self.weight(call)
         return None if weight is None else C.flatten_weight(weight, self.geometry, self.bias(call))
 
-    def hook(self, call: Call | None) -> None:  # noqa: ARG002
+    def hook(self, call: Call | None) -> None:
         """Return None: gradients are not of the weight alone."""
 
     def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None]:
