@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from crossbn.functional import Settings
 from crossbn.messages import say
 from crossbn.nn.layer import CrossIterBatchNorm
 from crossbn.pairing import Pairing
@@ -41,7 +42,7 @@ class NormRecord:
     asked: bool = False
 
     @classmethod
-    def expected(cls, pairing: Pairing, order: int, unpaired: str) -> NormRecord:
+    def expected(cls, pairing: Pairing, settings: Settings, unpaired: str) -> NormRecord:
         """Return what will become of a norm by what pairing knows of it, with these options of `convert_`.
 
         Raises:
@@ -49,9 +50,10 @@ class NormRecord:
         """
         name, producers, segments = pairing.name, pairing.producers, pairing.segments
         reasons = "; ".join(dict.fromkeys(segment.reason for segment in segments))
-        if order == 0:
+        if settings.order == 0:
             return cls(name, POOLED, producers, "order 0 compensates nothing")
-        if not all(segment.final for segment in segments):
+        through = settings.compensate_through is not None  # the graph will tell what is behind an activation
+        if not all(segment.final and (segment.producers or not through) for segment in segments):
             return cls(name, PENDING, (), f"partly {reasons}" if producers else reasons)
         if not producers and unpaired == "error":
             raise ValueError(f"no linear operator feeds {name or 'the model'}: {reasons}")
@@ -163,7 +165,8 @@ def _resolved(record: NormRecord, model: nn.Module) -> NormRecord:
             for parameter in module.parameters(recurse=False)
         }
         producers = dict.fromkeys(owners.get(id(each.parameter), "a computed weight") for each in operators)
-        return NormRecord(record.name, COMPENSATED, tuple(producers), "read from the graph")
+        through = dict.fromkeys(f"through {each.activation.name}" for each in norm.segments if each.activation)
+        return NormRecord(record.name, COMPENSATED, tuple(producers), ", ".join([*through, "read from the graph"]))
     if norm.plain_reason is not None:
         return NormRecord(record.name, LEFT, (), norm.plain_reason)
     pooled = any(int(segment.history.num_steps) for segment in norm.segments)

@@ -90,7 +90,7 @@ def convert_(
             reason = f"{_type_name(norm)} is a subclass whose behaviour might be lost"
             records.append(NormRecord(name, LEFT, pairing.producers, reason))
         else:
-            records.append(NormRecord.expected(pairing, settings.order, unpaired))
+            records.append(NormRecord.expected(pairing, settings, unpaired))
     converter = _Converter(model, unpaired)
     for record in records:
         if record.status != LEFT:

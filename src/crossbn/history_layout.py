@@ -8,6 +8,7 @@ Whatever a file holds is looked at before anything is taken from it.
 | channels, direct, pooled, terms | of the segment, and how many operators |
 | out, in, groups, transposed, mode, rank | of each operator |
 | kernel, stride, dilation, padding before, padding after | the same, for each of its dimensions |
+| has bias, kind, options | of an activation that follows, if one does |
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from crossbn.functional import BY_AGE, SAMPLES, Geometry, Settings
+from crossbn.functional import BY_AGE, SAMPLES, Activation, Geometry, Settings
+from crossbn.nn.activated import ActivatedSegment
 from crossbn.nn.history import History
 from crossbn.nn.producer import Operator
 from crossbn.nn.segment import Segment
@@ -33,6 +35,8 @@ def layout_of(segment: Segment) -> Tensor:
     numbers.append(len(segment.operators))
     for operator in segment.operators:
         numbers += operator.geometry.numbers()
+    if isinstance(segment, ActivatedSegment):
+        numbers += [segment.operators[0].has_bias, *segment.activation.numbers()]
     return torch.tensor([int(number) for number in numbers])
 
 
@@ -60,6 +64,9 @@ def segment_of(layout: Tensor, settings: Settings, like: Tensor, label: str) -> 
         numbers = iter(layout[_OF_SETTINGS:].tolist())
         channels, direct, pooled, terms = (next(numbers) for _ in range(4))
         made = [Operator(Geometry.from_numbers(numbers), None) for _ in range(terms)]
+        if (has_bias := next(numbers, None)) is not None:
+            activation = Activation.from_numbers(numbers)
+            return ActivatedSegment(made[0].geometry, None, bool(has_bias), activation, settings, like)
     except (StopIteration, RuntimeError, IndexError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{label}: its saved layout makes no sense: {layout}") from error
     return Segment(channels, made, settings, like, bool(direct), pooled=bool(pooled))

@@ -19,13 +19,11 @@ Log = list[dict[str, Tensor]]
 
 def build(**options: Any) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.Tanh(),
-        nn.ConvTranspose2d(4, 6, 2, stride=2, bias=False),
-        nn.BatchNorm2d(6),
-    ).double()
+    first, second = nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(4, 6, 2, stride=2, bias=False)
+    layers = [first, nn.BatchNorm2d(4), nn.Tanh(), second, nn.BatchNorm2d(6)]
+    if "compensate_through" in options:
+        layers = [first, nn.Tanh(), nn.BatchNorm2d(4), second, nn.GELU(), nn.BatchNorm2d(6)]
+    model = nn.Sequential(*layers).double()
     crossbn.convert_(model, window=3, positions=None, **options)
     return model
 
@@ -69,7 +67,15 @@ def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{}, {"order": 2}, {"backward": "detached", "invalid": "drop"}, {"weights": "auto"}], ids=str
+    "options",
+    [
+        {},
+        {"order": 2},
+        {"backward": "detached", "invalid": "drop"},
+        {"weights": "auto"},
+        {"compensate_through": "activations"},
+    ],
+    ids=str,
 )
 def test_sync_equals_one_process_with_the_joined_batch(tmp_path: Path, options: dict[str, Any]) -> None:
     results = run(tmp_path, sync=True, **options)

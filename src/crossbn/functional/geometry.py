@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 Convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -111,12 +112,16 @@ def geometry_of(module: nn.Module) -> Geometry:
     return Geometry(*channels, module.groups, kernel, stride, dilation, padding, module.padding_mode, transposed)
 
 
-def flatten_weight(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Arrange an operator's weight as one row per output channel, [C_out, C_in/groups * K]; differentiable."""
-    if not geometry.transposed:
-        return weight.flatten(1)
-    per_group = weight.unflatten(0, (geometry.groups, -1)).transpose(1, 2)
-    return per_group.reshape(geometry.out_channels, geometry.patch_size)
+def flatten_weight(weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
+    """Arrange an operator's weight as one row per output channel, [C_out, C_in/groups * K]; differentiable.
+
+    A bias, if given, is one more column.
+    """
+    rows = weight.flatten(1)
+    if geometry.transposed:
+        per_group = weight.unflatten(0, (geometry.groups, -1)).transpose(1, 2)
+        rows = per_group.reshape(geometry.out_channels, geometry.patch_size)
+    return rows if bias is None else torch.cat([rows, bias.unsqueeze(1).to(rows.dtype)], 1)
 
 
 def unflatten_weight(flat: Tensor, geometry: Geometry) -> Tensor:

@@ -13,6 +13,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "sync": (True, False),
     "history_dtype": (None, torch.bfloat16),
     "weights": ("equal", "auto"),
+    "compensate_through": (None, "activations"),
 }
 
 
@@ -35,6 +36,8 @@ class Settings:
         weights: of remembered steps: "auto", measured while training, see `functional.weighting`, or "equal", the
             paper's. Empty chooses "auto", but "equal" where `decay` is given and where nothing is compensated.
         decay: instead, a fixed rate: what a remembered step weighs falls by it with each step of its age; None for 1.
+        compensate_through: "activations" lets a norm be compensated that reads its operator through an elementwise
+            activation (conv, act, norm), see `functional.activated`; of the first order only. None leaves it alone.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -51,6 +54,7 @@ class Settings:
     history_dtype: torch.dtype | None = None
     weights: str = ""
     decay: float | None = None
+    compensate_through: str | None = None
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -68,6 +72,8 @@ class Settings:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
         if self.weights == "auto" and self.rate != 1:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well')
+        if self.compensate_through is not None and self.order != 1:
+            raise ValueError(f"compensate_through needs order=1, got order={self.order!r}")
 
     @property
     def rate(self) -> float:

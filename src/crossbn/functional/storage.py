@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -43,6 +43,7 @@ class Operand(NamedTuple):
     weight: Tensor  # as the operator has it
     y: Tensor | None  # [N, C_in, ...]; None for a branch that this step leaves out, or where it cannot be seen
     output_sizes: torch.Size
+    bias: Tensor | None = None  # [C], where it is one more weight: an activation follows
 
 
 class Observation(NamedTuple):
@@ -112,18 +113,22 @@ class Storage(ABC):
         x, row, rows = seen.x, dict[str, Tensor](), list[tuple[Tensor, Tensor]]()
         places = sample_places(len(x), x.shape[2:].numel(), self.positions or self._amount, seen.phase, x.device)
         centred = outputs_at(x, places).sub_(seen.mean)
-        for i, (geometry, _, y, sizes) in enumerate(seen.operands):
+        for i, (geometry, _, y, sizes, _) in enumerate(seen.operands):
             if y is not None:
                 mean_patch, patches = mean_grad(y, geometry, sizes), patches_at(y, geometry, places, sizes)
                 patches = patches.sub_(mean_patch) if self.centres else patches
                 row |= self._keep(seen, i, mean_patch, patches, centred)
                 rows.append((mean_patch.unsqueeze(0), patches[:1]))
-        # As they will be read again, to the order of summation.
+        row = self._with_products(row, seen.weights)
+        return row, not seen.is_whole or self._agrees(seen, row, rows, centred[0])
+
+    def _with_products(self, row: Kept, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return a row as it will be read again, to the order of summation, with what the weights make of it."""
         row = {name: self._rounded(value).contiguous() for name, value in row.items()}
         if row:
-            products = self._products({name: value.unsqueeze(0) for name, value in row.items()}, seen.weights)
+            products = self._products({name: value.unsqueeze(0) for name, value in row.items()}, weights)
             row |= {name: value[0] for name, value in products.items()}
-        return row, not seen.is_whole or self._agrees(seen, row, rows, centred[0])
+        return row
 
     def jacobians(self, past: LookBack, terms: TaylorTerms, pooled: Pooled) -> tuple[Jacobian, ...]:
         """Return how the pooled statistics follow each operator's weight; `terms` are those of all processes."""
@@ -152,19 +157,17 @@ class Storage(ABC):
 
         Rounding is relative to the absolute values that products add up, in which they may cancel.
         """
-        dtype, of_mean, of_sample = seen.x.dtype, *self._of_first(row, [sample for _, sample in rows], seen.weights)
+        of_mean, of_sample = self._of_first(row, [sample for _, sample in rows], seen.weights)
         of_sample = of_sample if self.centres else of_sample - of_mean
         off_mean = of_mean - seen.mean if seen.bias is None else of_mean + seen.bias - seen.mean
-        off = torch.stack([off_mean, of_sample - output]).square().sum(1)
-        tolerance = _TOLERANCE if dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
-        allowed = tolerance**2 * torch.stack([seen.var, torch.addcmul(seen.var, output, output)]).sum(1)
-        if off.is_cpu and bool((off <= allowed).all()):
-            return True
-        both = [torch.cat(each).abs().cumsum(0) for each in rows]
-        parts = [project(each, weight.abs()) for each, weight in zip(both, seen.weights, strict=True)]
-        magnitude = total([seen.mean.abs(), *parts])
-        fits = (off <= allowed + (64 * torch.finfo(dtype).eps * magnitude).square().sum(1)).all()
-        return bool(fits) if fits.is_cpu else fits
+        off, scale = [off_mean, of_sample - output], [seen.var, torch.addcmul(seen.var, output, output)]
+
+        def magnitude() -> Tensor:
+            both = [torch.cat(each).abs().cumsum(0) for each in rows]
+            parts = [project(each, weight.abs()) for each, weight in zip(both, seen.weights, strict=True)]
+            return total([seen.mean.abs(), *parts])
+
+        return agree(torch.stack(off), torch.stack(scale), magnitude, seen.x)
 
 
 class PatchStorage(Storage):
@@ -313,6 +316,19 @@ def stored_as(name: str, dtype: torch.dtype, narrow: torch.dtype | None) -> torc
 def _of_local(value: Tensor, seen: Observation) -> Tensor:
     """Return this process's share of a mean."""
     return value if seen.local is None else value * seen.local
+
+
+def agree(off: Tensor, scale: Tensor, magnitude: Callable[[], Tensor], x: Tensor) -> Flag:
+    """Tell whether `off` [M, C] is no more than rounding of `x`, row by row.
+
+    `scale` [M, C] are squares of what counts as much; rounding is relative to `magnitude` [M, C], made if it matters.
+    """
+    tolerance = _TOLERANCE if x.dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
+    off, allowed = off.square().sum(1), tolerance**2 * scale.sum(1)
+    if off.is_cpu and bool((off <= allowed).all()):
+        return True
+    fits = (off <= allowed + (64 * torch.finfo(x.dtype).eps * magnitude()).square().sum(1)).all()
+    return bool(fits) if fits.is_cpu else fits
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Settings
+from crossbn.nn.activated import ActivatedSegment
 from crossbn.nn.producer import Operator
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Calls, Segment
@@ -108,7 +109,7 @@ class Feeds:
         if x.grad_fn is None:
             known = self.main if site == CallSite() else first
             return self.held(known, x) if choices else self._unpaired(x, site)
-        parts = read_calls(x)
+        parts = self._read(x)
         for feed in choices:
             if (inputs := _align(feed, parts)) is not None:
                 return inputs
@@ -121,15 +122,20 @@ class Feeds:
                 return held if isinstance(held, list) else Plain(reason, True)
         return self._unpaired(x, site, _reasons(parts))
 
+    def _read(self, x: Tensor) -> tuple[Part, ...]:
+        return read_calls(x, through=self.settings.compensate_through is not None)
+
     def inputs_of(self, x: Tensor, feed: Feed) -> list[SegmentInput]:
         """Return what `feed`, which an earlier forward has found, reads in a repetition of it."""
-        inputs = None if x.grad_fn is None else _align(feed, read_calls(x))
+        inputs = None if x.grad_fn is None else _align(feed, self._read(x))
         return inputs or [SegmentInput(segment, (), segment.direct) for segment in feed]
 
     def held(self, feed: Feed, x: Tensor) -> list[SegmentInput] | Plain:
         """Return what hooks on the modules have seen: where the graph cannot be read."""
         if not feed:
             return Plain("pairing has found no operator, and the graph cannot be read here", False)
+        if any(segment.activation is not None for segment in feed):
+            return Plain("an activation follows its operator, which only the graph shows", False)
         without_graph = not torch.compiler.is_compiling() and x.grad_fn is None
         inputs = []
         for segment in feed:
@@ -175,6 +181,10 @@ class Feeds:
         return inputs
 
     def _segment(self, part: Part) -> Segment:
+        if part.activation is not None:
+            (call,) = part.calls
+            rest = call.bias is not None, part.activation, self.settings, self.like()
+            return ActivatedSegment(call.geometry, call.parameter, *rest)
         operators = [Operator(call.geometry, call.parameter) for call in part.calls]
         pooled = bool(operators) or self.unpaired == "pool"
 
@@ -193,7 +203,7 @@ class Feeds:
 
 def _usual(feed: Feed, x: Tensor) -> list[SegmentInput] | None:
     """Return what `_align` would, if one convolution feeds the norm, as it did before: without looking further."""
-    if len(feed) == 1 and type(x.grad_fn).__name__ == "ConvolutionBackward0":
+    if len(feed) == 1 and feed[0].activation is None and type(x.grad_fn).__name__ == "ConvolutionBackward0":
         call = convolution_call(x.grad_fn, tuple(x.shape))
         calls = feed[0].align((call,))
         if calls is not None:
@@ -207,6 +217,8 @@ def _align(feed: Feed, parts: Sequence[Part]) -> list[SegmentInput] | None:
         return None
     inputs = []
     for segment, part in zip(feed, parts, strict=True):
+        if segment.activation != part.activation:
+            return None
         calls, is_complete = segment.align(part.calls), part.complete
         if calls is None and not part.calls:
             # Hooks may have seen what ran in a region of its own (activation checkpointing), which has no graph.

@@ -264,10 +264,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
             if each.has_dependence and x.requires_grad:  # else what made it is frozen, its weights included
                 aligned = calls or [None] * len(segment.operators)
-                geometries = tuple(one.geometry for one in segment.operators)
-                hooks = tuple(None if call is None or not has_graph else call.hook() for call in aligned)
+                pairs = list(zip(segment.operators, aligned, strict=True))
+                geometries = tuple(one.rows_geometry for one in segment.operators)
+                hooks = tuple(one.hook(call) if has_graph else None for one, call in pairs)
                 runs.append(Run(start, start + segment.channels, geometries, each, hooks))
-                for one, call in zip(segment.operators, aligned, strict=True):
+                for one, call in pairs:
                     operands += one.trained(call) if has_graph else (None, None)
             start += segment.channels
         joint = _joined(statistics)
@@ -283,7 +284,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         (operator,), call = feed.segment.operators, feed.calls[0] if feed.calls else None
         hook = weight = None
         if has_graph and statistics.has_dependence and x.requires_grad:
-            hook, (weight, _) = None if call is None else call.hook(), operator.trained(call)
+            hook, (weight, _) = operator.hook(call), operator.trained(call)
         run = Run(0, x.shape[1], (operator.geometry,), statistics, (hook,))
         return attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
 

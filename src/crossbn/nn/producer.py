@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from crossbn.functional import Geometry, geometry_of
+from crossbn.functional import Geometry, flatten_weight, geometry_of
+from crossbn.ops.weight_gradient_hook import WeightGradientHook
 from crossbn.pairing.calls import Call
 from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
 
@@ -229,6 +230,20 @@ class Operator:
         if call is not None and (call.is_seen or call.bias is not None):
             return call.bias
         return self._bias if self.producer is None else self.producer.bias
+
+    @property
+    def rows_geometry(self) -> Geometry:
+        """Of the rows that gradients are of."""
+        return self.geometry
+
+    def rows(self, call: Call | None = None) -> Tensor | None:
+        """Return today's weight as one row for each channel; None if it is not known."""
+        weight = self.weight(call)
+        return None if weight is None else flatten_weight(weight, self.geometry)
+
+    def hook(self, call: Call | None) -> WeightGradientHook | None:
+        """Return where to add to the gradient of the weight; None if that is left to autograd."""
+        return None if call is None else call.hook()
 
     def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None]:
         """Return weight and bias as gradients find them, None for what has none."""

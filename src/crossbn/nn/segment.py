@@ -44,7 +44,10 @@ class Segment:
         readers: norms that it feeds.
         history: what is remembered.
         storage: how; None if nothing is compensated.
+        activation: what is applied to the operator's output before the norm reads it, see `ActivatedSegment`.
     """
+
+    activation: C.Activation | None = None
 
     def __init__(
         self,
@@ -205,10 +208,8 @@ class Segment:
         mean, var = kept["mean"], kept["var"]
         order = (int(history.num_steps) - 1 - torch.arange(len(mean))) % max(len(mean), 1)
         compensated = mean, var
-        weights = [operator.weight() for operator in self.operators]
-        if self.storage is not None and all(weight is not None for weight in weights):
-            pairs = zip(weights, self.operators, strict=True)
-            rows = [C.flatten_weight(w, o.geometry).to(mean.dtype) for w, o in pairs if w is not None]
+        rows = [each.to(mean.dtype) for operator in self.operators if (each := operator.rows()) is not None]
+        if self.storage is not None and len(rows) == len(self.operators):
             compensated = C.compensate(mean, var, self.storage.look_back(kept, rows).terms)
         return PastMoments(mean[order], var[order], compensated[0][order], compensated[1][order])
 

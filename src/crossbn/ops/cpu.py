@@ -175,9 +175,11 @@ def _workspace(inputs: StepInputs, past: Past, storage: Storage | None, settings
             pass
     if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
         return None
-    if storage is None or storage.positions is None or settings.history_dtype is not None or not past.is_readable:
+    if storage is None or isinstance(storage, C.ActivatedStorage) or storage.positions is None:
         return None
-    (geometry, weight, y, output_sizes), x = inputs.operands[0], inputs.x
+    if settings.history_dtype is not None or not past.is_readable:
+        return None
+    (geometry, weight, y, output_sizes, _), x = inputs.operands[0], inputs.x
     if y is None or x.shape[2:] != output_sizes or len(y) != len(x) or not 0 < past.slots <= _MOST_STEPS:
         return None
     if not Tables.has_room(geometry, x) or (y.shape[1], x.shape[1]) != (geometry.in_channels, geometry.out_channels):
@@ -213,7 +215,7 @@ class _Workspace:
     """
 
     def __init__(self, inputs: StepInputs, past: Past, storage: Storage, settings: Settings) -> None:
-        (geometry, _, y, _), x = inputs.operands[0], inputs.x
+        (geometry, _, y, _, _), x = inputs.operands[0], inputs.x
         assert y is not None
         assert storage.positions is not None
         self._owners, self._sizes = (storage, settings), (geometry, x.shape, y.shape, x.dtype)
@@ -262,7 +264,7 @@ class _Workspace:
 
     def is_for(self, inputs: StepInputs, storage: Storage | None, settings: Settings) -> bool:
         """Tell whether it is for such a step."""
-        (geometry, _, y, _), x = inputs.operands[0], inputs.x
+        (geometry, _, y, _, _), x = inputs.operands[0], inputs.x
         return (
             y is not None
             and (storage, settings) == self._owners
@@ -274,7 +276,7 @@ class _Workspace:
     def step(self, inputs: StepInputs, past: Past) -> Outcome | None:
         """Do a step."""
         batch, memory, (geometry, x_shape, y_shape, dtype) = self._batch, self._memory, self._sizes
-        x, (_, weight, y, _), vector, (_, settings) = inputs.x, inputs.operands[0], self._vector, self._owners
+        x, (_, weight, y, _, _), vector, (_, settings) = inputs.x, inputs.operands[0], self._vector, self._owners
         assert y is not None
         if geometry.transposed:
             weight = C.flatten_weight(weight.detach(), geometry)  # it lives as long as its address is needed

@@ -47,7 +47,7 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     x, bias, (mean, var), finite = inputs.x, inputs.bias, inputs.moments, inputs.finite
     kept, step_weights = past.recall(settings.rate, mean.dtype)
     operands = inputs.operands if storage is not None else ()
-    weights = [C.flatten_weight(each.weight.detach(), each.geometry).to(mean.dtype) for each in operands]
+    weights = [C.flatten_weight(each.weight.detach(), each.geometry, each.bias).to(mean.dtype) for each in operands]
     back = None if storage is None else storage.look_back(kept, weights)
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     if (group := settings.active_group) is not None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from crossbn.functional import Activation
 from crossbn.pairing.calls import Call, convolution_call, linear_call
 
 Shape = tuple[int, ...]
@@ -32,11 +33,13 @@ class Part(NamedTuple):
     """Whether the channels are nothing but that sum."""
     reason: str
     """One phrase for people."""
+    activation: Activation | None = None
+    """What has been applied to it since."""
 
     @property
     def direct(self) -> bool:
         """Whether the channels are the output of one call."""
-        return self.complete and len(self.calls) == 1
+        return self.complete and len(self.calls) == 1 and self.activation is None
 
 
 class _Layout(Enum):
@@ -58,6 +61,8 @@ class _Place(NamedTuple):
     layout: _Layout
     x: Tensor
     """The norm's input."""
+    through: bool
+    """Whether to look through an activation."""
 
     @property
     def channels(self) -> int:
@@ -67,8 +72,8 @@ class _Place(NamedTuple):
         return [Part(self.channels, (), False, reason)]
 
 
-def read_calls(x: Tensor) -> tuple[Part, ...]:
-    """Return what made `x` [N, C, ...], channel run by channel run.
+def read_calls(x: Tensor, through: bool = False) -> tuple[Part, ...]:
+    """Return what made `x` [N, C, ...], channel run by channel run, and if asked to `through` an activation.
 
     Example:
         >>> conv, x = torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 6, 6)
@@ -77,7 +82,7 @@ def read_calls(x: Tensor) -> tuple[Part, ...]:
     """
     if x.grad_fn is None:
         return (Part(x.shape[1], (), False, "its input has no graph"),)
-    return tuple(_follow(_Place(x.grad_fn, x.output_nr, tuple(x.shape), _Layout.IMAGE, x)))
+    return tuple(_follow(_Place(x.grad_fn, x.output_nr, tuple(x.shape), _Layout.IMAGE, x, through)))
 
 
 def _follow(place: _Place) -> list[Part]:
@@ -89,10 +94,21 @@ def _follow(place: _Place) -> list[Part]:
             return _sum(place)
         if name == "CatBackward0":
             return _concatenation(place)
+        if place.through and (activation := Activation.of_node(place.node)) is not None:
+            return _activated(place, activation)
         moved = _behind(name, place)
         if isinstance(moved, str):
             return place.opaque(moved)
         place = moved
+
+
+def _activated(place: _Place, activation: Activation) -> list[Part]:
+    node, slot, shape = _operand(place.node, 0)
+    if shape == place.shape:
+        found = _follow(place._replace(node=node, slot=slot, through=False))
+        if len(found) == 1 and found[0].direct:
+            return [found[0]._replace(reason=f"{found[0].reason}, through {activation.name}", activation=activation)]
+    return place.opaque(f"after {activation.name}")
 
 
 def _call(name: str, place: _Place) -> Call | None:
@@ -187,7 +203,7 @@ def _sum(place: _Place) -> list[Part]:
         if node is None:
             complete = False
             continue
-        parts = _follow(place._replace(node=node, slot=slot))
+        parts = _follow(place._replace(node=node, slot=slot, through=False))
         if len(parts) == 1:
             calls += parts[0].calls
         complete = complete and len(parts) == 1 and parts[0].complete
