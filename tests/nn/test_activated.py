@@ -137,7 +137,7 @@ def test_samples_are_unbiased() -> None:
     change = torch.randn(4, 28, dtype=torch.float64)
 
     def taylor_terms(positions: int | None, step: int) -> tuple[Tensor, Tensor]:
-        options = {"window": 2, "compensate_through": "activations", "positions": positions}
+        options: dict[str, Any] = {"window": 2, "compensate_through": "activations", "positions": positions}
         norm = crossbn.nn.CrossIterBatchNorm2d(4, **options).double()
         x = act(conv(y))
         norm(x)
@@ -193,7 +193,7 @@ def test_parts_of_a_concatenation_and_terms_of_a_sum() -> None:
 def test_double_backward_equals_the_reference() -> None:
     torch.manual_seed(0)
     conv, act = nn.Conv2d(3, 4, 3).double(), nn.GELU()
-    options = {"window": 3, "weights": "equal", "positions": None, "compensate_through": "activations"}
+    options: dict[str, Any] = {"window": 3, "weights": "equal", "positions": None, "compensate_through": "activations"}
     norm = crossbn.nn.CrossIterBatchNorm2d(4, **options).double()
     reference = ReferenceNorm(reference_operator(conv, act), window=3)
     gamma, beta = torch.ones(4).double(), torch.zeros(4).double()
