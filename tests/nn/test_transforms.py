@@ -97,7 +97,7 @@ def functional_steps(model: nn.Module, steps: range) -> list[Tensor]:
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_functional_call_keeps_the_history(order: int) -> None:
-    options = {"order": order, "weights": "equal"}
+    options: dict[str, Any] = {"order": order, "weights": "equal"}
     model, in_place = converted(**options), converted(**options)
     got, expected = functional_steps(model, range(6)), train(in_place, range(6))
     for one, other in zip(got, expected, strict=True):

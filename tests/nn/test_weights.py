@@ -235,7 +235,12 @@ def test_channels_without_variance_say_nothing() -> None:
 
 def test_default() -> None:
     """Automatic weights, but for a fixed rate, and where nothing is compensated."""
-    chosen = [({}, "auto"), ({"decay": 0.7}, "equal"), ({"order": 0}, "equal"), ({"weights": "equal"}, "equal")]
+    chosen: list[tuple[dict[str, Any], str]] = [
+        ({}, "auto"),
+        ({"decay": 0.7}, "equal"),
+        ({"order": 0}, "equal"),
+        ({"weights": "equal"}, "equal"),
+    ]
     for options, weights in chosen:
         norm = crossbn.nn.CrossIterBatchNorm2d(3, **options)
         assert norm.settings.weights == weights
