@@ -327,7 +327,7 @@ class _Workspace:
             samples, has_rest = self._samples, isinstance(storage, C.GradientStorage)
             shapes = types.result_shapes(shape[1], steps, samples, 1, [geometry], False, has_rest)
             extent = _Extent(shape, geometry, steps, samples, has_rest)
-            self._layouts[steps] = types.Layout(shapes, types.packed_size(shapes), steps > 0, extent)
+            self._layouts[steps] = types.make_layout(shapes, steps > 0, extent)
         return self._layouts[steps]
 
     def _remember(self, past: Past, _: Sequence[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -150,8 +151,8 @@ class Statistics:
 class Layout(NamedTuple):
     """What lies in the one tensor that an implementation has put its statistics into."""
 
-    shapes: Shapes
-    """Of mean, var, share, and of `Dependence.tensors`."""
+    places: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
+    """Shape, strides and place of mean, var, share, and of `Dependence.tensors`; None for what is not there."""
     size: int
     """Their numbers together."""
     has_dependence: bool
@@ -170,12 +171,22 @@ class PackedStatistics(Statistics):
         self.positions, self.finite = positions, True
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("mean", "var", "share", "dependence"):
+        if name == "dependence":
+            rest = iter([self._part(i) for i in range(3, len(self.layout.places))])
+            found: Any = Dependence.of_tensors(rest, 1, False, True) if self.has_dependence else None
+        elif name in ("mean", "var", "share"):
+            found = self._part(("mean", "var", "share").index(name))
+        else:
             raise AttributeError(name)
-        mean, var, share, *rest = unpacked(self.packed, self.layout.shapes)
-        dependence = Dependence.of_tensors(iter(rest), 1, False, True) if self.has_dependence else None
-        vars(self).update(mean=mean, var=var, share=share, dependence=dependence)
-        return vars(self)[name]
+        vars(self)[name] = found
+        return found
+
+    def _part(self, number: int) -> Tensor | None:
+        place = self.layout.places[number]
+        if place is None:
+            return None
+        shape, strides, start = place
+        return self.packed.as_strided(shape, strides, self.packed.storage_offset() + start)
 
     @property
     def has_dependence(self) -> bool:
@@ -218,19 +229,28 @@ _ALIGNED = 16
 """Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
 
 
-def _places(shapes: Shapes) -> list[int]:
-    return [0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]
+def _starts(shapes: Shapes) -> list[int]:
+    sizes = (0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes)
+    return list(itertools.accumulate(sizes, initial=0))
 
 
 def packed_size(shapes: Shapes) -> int:
     """Return how many numbers tensors of these shapes take in one."""
-    return sum(_places(shapes))
+    return _starts(shapes)[-1]
+
+
+def make_layout(shapes: Shapes, has_dependence: bool, own: Any) -> Layout:
+    """Return where tensors of these shapes lie in one."""
+    places = [
+        None if shape is None else (shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), start)
+        for shape, start in zip(shapes, _starts(shapes), strict=False)
+    ]
+    return Layout(places, packed_size(shapes), has_dependence, own)
 
 
 def unpacked(packed: Tensor, shapes: Shapes) -> list[Tensor | None]:
     """Return the tensors of these shapes that lie in `packed` one after the other; None for None."""
-    parts, start = [], 0
-    for shape, size in zip(shapes, _places(shapes), strict=True):
-        parts.append(None if shape is None else packed[start : start + math.prod(shape)].view(shape))
-        start += size
-    return parts
+    return [
+        None if shape is None else packed[start : start + math.prod(shape)].view(shape)
+        for shape, start in zip(shapes, _starts(shapes), strict=False)
+    ]
