@@ -143,8 +143,9 @@ class ConversionReport:
 
 
 _REMEDY = (
-    "Compensation needs a convolution or linear layer right before the norm; print the report for each norm's reason, "
-    "name the operator with pairs= where pairing has missed it, or pool them uncompensated with unpaired='pool'"
+    "Compensation needs a convolution or linear layer right before the norm, trained, and seen by the graph; print the "
+    "report for each norm's reason. compensate_through='activations' looks through elementwise ones, pairs= names an "
+    "operator that pairing has missed, unpaired='pool' pools without compensation"
 )
 
 

@@ -82,6 +82,7 @@ def misfit(history: History, state: Mapping[str, Tensor]) -> str | None:
     if (different := own.keys() ^ state.keys()) == set(BY_AGE):
         kinds = ("equal", "auto") if different <= own.keys() else ("auto", "equal")
         said = 'the saved history is of weights="{0}", this one of weights="{1}": convert with weights="{0}"'
+        said += ", or the decay that it was trained with" if kinds[0] == "equal" else ""
         return said.format(*kinds)
     if different:
         return f"the saved history and this one do not share {', '.join(sorted(different))}"
