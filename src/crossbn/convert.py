@@ -60,9 +60,9 @@ def convert_(
         pairs: producers of norms by qualified name, where the model's graph does not tell or is not to be believed.
         example_inputs: positional arguments for one forward to watch, for models that cannot be traced.
         config: all settings as one object, instead of `window` and the options.
-        options: burn_in, order, positions, backward, sync and the others of `nn.Settings`; `weights="auto"`, the default,
-            measures while training how much each remembered step is worth, "equal" is the paper's, `decay` a fixed rate;
-            `compensate_through="activations"` looks through elementwise activations.
+        options: burn_in, order, positions, backward, sync and the others of `nn.Settings`: `weights="auto"`, the
+            default, measures while training how much a remembered step is worth, "equal" is the paper's, `decay` a
+            fixed rate; `compensate_through="activations"` looks through elementwise activations.
 
     Raises:
         TypeError: for an option that does not exist, or both options and `config`.

@@ -71,7 +71,7 @@ class Settings:
         if not 0 < self.rate <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay!r}")
         if self.weights == "auto" and self.rate != 1:
-            raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well: leave one of them out')
+            raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well: leave one out')
         if self.compensate_through is not None and self.order != 1:
             raise ValueError(f"compensate_through needs order=1, got order={self.order!r}")
 
