@@ -1,5 +1,6 @@
 """Two processes on gloo: sharded parameters train as replicated ones do, and a checkpoint continues the training."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,7 @@ def worker(rank: int, folder: str, task: Callable[..., Result], cases: list[tupl
     for i, case in enumerate(cases):
         torch.save(task(rank, *case), f"{folder}/{i}.{rank}.pt")
     dist.destroy_process_group()
+    os._exit(0)  # taken apart, DDP over gloo may wait for itself: its thread for Python's lock, Python for its thread
 
 
 def check(folder: Path, task: Callable[..., Result], *cases: tuple[Any, ...]) -> None:

@@ -1,5 +1,6 @@
 """Two processes on gloo: per-process histories by default, joined statistics with sync=True."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def worker(rank: int, folder: str, options: dict[str, Any]) -> None:
     log = train(model, core, [[data(step)[rank]] for step in range(len(BATCHES))], float(WORLD))
     torch.save({"log": log, "history": crossbn.history_state(core)}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+    os._exit(0)  # taken apart, DDP over gloo may wait for itself: its thread for Python's lock, Python for its thread
+    os._exit(
+        0
+    )  # taking DDP and gloo apart, torch may wait for itself: a thread for Python's lock, Python for the thread
 
 
 def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
