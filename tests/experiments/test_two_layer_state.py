@@ -64,7 +64,7 @@ def test_converting_again() -> None:
     case = "conv, relu"
     model = network(case)
     model(batch(case, 3))
-    crossbn.convert_(model, window=3, positions=None, invalid="drop")
+    crossbn.convert_(model, window=3, positions=None, invalid="drop", weights="equal")
     extend_(model)
     assert int(norm_of(model).segments[0].history.num_steps) == 1  # kept
     crossbn.set_window_(model, 2)
