@@ -104,8 +104,8 @@ def follow(conv: nn.Conv2d, y: Tensor, old: Tensor, way: Tensor, change: Tensor)
     for moved in change.reshape(-1, 1, 1) * way:
         drift = C.project(mean_grad.unsqueeze(0), moved)[0], C.project(var_grad.unsqueeze(0), moved)[0]
         true.append(C.batch_moments(output(old + moved))[1])
-        first.append(C.compensate(mean, var, *drift)[1])
-        second.append(C.compensate(mean, var, *drift, output(moved).square().mean([0, 2, 3]))[1])
+        first.append(C.compensate(mean, var, C.TaylorTerms(*drift))[1])
+        second.append(C.compensate(mean, var, C.TaylorTerms(*drift, output(moved).square().mean([0, 2, 3])))[1])
     return Variances(change, torch.stack(true), (var.expand(len(true), -1), torch.stack(first), torch.stack(second)))
 
 
