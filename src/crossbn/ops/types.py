@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -230,8 +229,10 @@ _ALIGNED = 16
 
 
 def _starts(shapes: Shapes) -> list[int]:
-    sizes = (0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes)
-    return list(itertools.accumulate(sizes, initial=0))
+    starts = [0]
+    for shape in shapes:  # not every torch can trace itertools
+        starts.append(starts[-1] + (0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED))
+    return starts
 
 
 def packed_size(shapes: Shapes) -> int:
