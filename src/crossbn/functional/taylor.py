@@ -124,7 +124,13 @@ class Dependence(NamedTuple):
         """Take what `tensors` returned off the front."""
         dvar_dvar, of_mean, of_var = next(tensors), next(tensors), next(tensors)
         assert dvar_dvar is not None
-        jacobians = [Jacobian(*itertools.islice(tensors, 4)) for _ in range(operators)]  # type: ignore[arg-type]
+        jacobians = []
+        for _ in range(operators):  # torch 2.8 does not trace itertools.islice
+            rows, mean_coefficient, var_coefficient, rest = (next(tensors) for _ in range(4))
+            assert rows is not None
+            assert mean_coefficient is not None
+            assert var_coefficient is not None
+            jacobians.append(Jacobian(rows, mean_coefficient, var_coefficient, rest))
         of_bias = None if of_mean is None or of_var is None else (of_mean, of_var)
         return cls(tuple(jacobians), dvar_dvar, of_bias, curved, centred)
 

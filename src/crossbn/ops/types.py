@@ -244,7 +244,7 @@ def make_layout(shapes: Shapes, has_dependence: bool, own: Any) -> Layout:
     """Return where tensors of these shapes lie in one."""
     places = [
         None if shape is None else (shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), start)
-        for shape, start in zip(shapes, _starts(shapes), strict=False)
+        for shape, start in zip(shapes, _starts(shapes)[:-1], strict=True)
     ]
     return Layout(places, packed_size(shapes), has_dependence, own)
 
@@ -253,5 +253,5 @@ def unpacked(packed: Tensor, shapes: Shapes) -> list[Tensor | None]:
     """Return the tensors of these shapes that lie in `packed` one after the other; None for None."""
     return [
         None if shape is None else packed[start : start + math.prod(shape)].view(shape)
-        for shape, start in zip(shapes, _starts(shapes), strict=False)
+        for shape, start in zip(shapes, _starts(shapes)[:-1], strict=True)
     ]
