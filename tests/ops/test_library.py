@@ -131,3 +131,9 @@ def test_a_library_whose_structures_are_laid_out_otherwise_is_not_used(monkeypat
     monkeypatch.setattr(library, "_LETTERS", {**library._LETTERS, "n": ctypes.c_int32})
     with pytest.warns(UserWarning, match="laid out otherwise than ctypes would"):
         assert library._load() is None
+
+
+def test_a_library_whose_results_lie_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "ALIGNED", 8)
+    with pytest.warns(UserWarning, match="results are aligned to 16 numbers there, to 8 here"):
+        assert library._load() is None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crossbn.ops.types import ALIGNED
 from crossbn.torch_internals import is_tracing
 
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
@@ -59,6 +60,8 @@ class Library:
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
+        if (found := NUMBER.in_dll(library, "result_alignment").value) != ALIGNED:
+            raise ValueError(f"results are aligned to {found} numbers there, to {ALIGNED} here")
         self.functions: dict[torch.dtype, dict[str, Any]] = {}
         self.structures: dict[tuple[str, torch.dtype | None], type[ctypes.Structure]] = {}
         for name in ("tables", "extent"):

@@ -224,14 +224,14 @@ def result_shapes(
     return shapes
 
 
-_ALIGNED = 16
+ALIGNED = 16
 """Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
 
 
 def _starts(shapes: Shapes) -> list[int]:
     starts = [0]
     for shape in shapes:  # not every torch can trace itertools
-        starts.append(starts[-1] + (0 if shape is None else -(-math.prod(shape) // _ALIGNED) * _ALIGNED))
+        starts.append(starts[-1] + (0 if shape is None else -(-math.prod(shape) // ALIGNED) * ALIGNED))
     return starts
 
 

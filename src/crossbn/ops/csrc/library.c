@@ -83,6 +83,7 @@ enum outcome {
 #define MOST_STEPS 64 /* remembered ones; cpu.py asks for fewer */
 #define WIDE 16       /* channels whose samples are looked at together */
 #define ALIGNED 16    /* numbers: what lies in one array with others begins at a multiple; types.py has the same */
+const int64_t result_alignment = ALIGNED; /* for library.py to compare */
 
 /* Products of rows with weights: ROWS by CHANNELS sums are kept in registers, SECTION numbers of a row at a time. The
  * other way round, at most MOST_ROWS rows are put together in a PANEL. */
