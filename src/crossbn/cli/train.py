@@ -29,7 +29,7 @@ _Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="
 @train.command()
 def classify(
     model: Annotated[
-        str, typer.Option(help="A torchvision classifier, or resnet8, resnet14, resnet20, ... for small images.")
+        str, typer.Option(help="A torchvision classifier, or resnet8, resnet14, ..., convmixer4 for small images.")
     ] = "resnet20",
     norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORMS)}.")] = "cbn",
     data: Annotated[

@@ -72,7 +72,7 @@ def notes(scale: Scale) -> list[str]:
         f"Batches of {size}, a window of {window_for(size)} where no other is named. CBN counts each step of its "
         "window alike. Exact, own layer, is what it approximates, see `reproduce bound`; what it lacks are the weight "
         "changes of the layers before.",
-        "Decay: a remembered step counts 0.7 to the power of its age, today's step 1, see `reproduce decay`.",
+        "Decay: a remembered step counts 0.7 to the power of its age, today's step 1, see `reproduce weights`.",
     ]
     if scale is Scale.SMALL:
         told += _notes_of_variants(window_for(size))

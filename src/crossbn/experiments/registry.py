@@ -1,6 +1,7 @@
 """The experiments by name."""
 
 from crossbn.experiments import (
+    activations,
     architectures,
     backward,
     batch_size,
@@ -8,7 +9,6 @@ from crossbn.experiments import (
     burn_in,
     compensation,
     cost,
-    decay,
     gradients,
     improvements,
     layers,
@@ -35,8 +35,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "backward": backward,
     "positions": positions,
     "bound": bound,
-    "decay": decay,
     "weights": weights,
+    "activations": activations,
     "improvements": improvements,
     "sampling": sampling,
 }

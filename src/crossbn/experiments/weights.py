@@ -1,4 +1,4 @@
-"""How much an old step is worth: automatic weights beside equal ones, a fixed rate and the bound, without burn-in."""
+"""How much an old step is worth: automatic weights beside equal ones, fixed rates and the bound, without burn-in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +12,15 @@ from crossbn.experiments.tasks import Result, Task
 
 __all__ = ["ALONE", "MEASURES", "TITLE", "check", "configs", "estimate_seconds", "notes", "rows", "work"]
 
-TITLE = "Weights of old steps: automatic, equal, and the bound (ours, not the paper's)"
+TITLE = "Weights of old steps: automatic, equal, falling at a fixed rate, and the bound (ours, not the paper's)"
 ALONE = False
 SEEDS = {Scale.SMALL: 5, Scale.FULL: 1}
 SIZES = (8, 4, 2, 1)
 BOUND_SIZE = 2
+RATES = {"decay 0.85": 0.85, "decay 0.7": 0.7}
 SUBJECT = "auto"
 MEASURES: tuple[Measure, ...] = tuple(
-    Measure(name, f"{name}, %", ".1f") for name in ("BN", "equal", SUBJECT, "exact, own layer")
+    Measure(name, f"{name}, %", ".1f") for name in ("BN", "equal", *RATES, SUBJECT, "exact, own layer")
 )
 
 
@@ -29,7 +30,9 @@ def grid() -> Mapping[str, Cells]:
 
 
 def _row(size: int) -> Cells:
-    ours = {"equal": cbn(size, burn_in=0.0), SUBJECT: cbn(size, burn_in=0.0, weights="auto")}
+    ours = {"equal": cbn(size, burn_in=0.0)}
+    ours |= {name: cbn(size, burn_in=0.0, decay=rate) for name, rate in RATES.items()}
+    ours[SUBJECT] = cbn(size, burn_in=0.0, weights="auto")
     # Remembered images go through the network again: as long as all else together, so at one size only.
     bound = {"exact, own layer": replace(exact(size, "own"), burn_in=0.0)} if size == BOUND_SIZE else {}
     return {"BN": plain("bn", size), **ours, **bound}
@@ -50,8 +53,9 @@ def notes(scale: Scale) -> list[str]:
     return [
         *describe(scale),
         "Unlike in other tables, cross-iteration norms have no burn-in here. Equal: every step of the window counts "
-        "alike, as in the paper. Auto: each norm measures while training what an old step is worth, see "
-        "docs/derivation.md. Exact, own layer: what both approximate, see `reproduce bound`. Windows are the paper's: "
-        "8 at batch sizes 1 and 2, 4 at 4, 2 at 8. At small scale this table has five seeds, where others have three.",
+        "alike, as in the paper. Decay: a remembered step counts the rate to the power of its age, today's step 1. "
+        "Auto: each norm measures while training what an old step is worth, see docs/derivation.md. Exact, own layer: "
+        "what all of these approximate, see `reproduce bound`. Windows are the paper's: 8 at batch sizes 1 and 2, 4 at "
+        "4, 2 at 8. At small scale this table has five seeds, where others have three.",
         "The paper has no such table.",
     ]

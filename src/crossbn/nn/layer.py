@@ -175,7 +175,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             return self._batch_norm(x, update=False)
         # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
         has_graph = saved_tensor_hooks() is None
-        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics, has_graph=has_graph)
+        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics, _joined(statistics), has_graph=has_graph)
 
     def _count_burn_in(self) -> None:
         self.burnt.add_(1).clamp_(max=self.settings.burn_in)
@@ -201,10 +201,10 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             inputs = [SegmentInput(alone, (), False)]
             outcomes = self._outcomes(x.detach(), inputs, False, pooling)
         statistics = [outcome.statistics for outcome in outcomes]
-        output = outcomes[0].output
-        y = self._normalize(x, inputs, statistics, output)
+        output, joint = outcomes[0].output, _joined(statistics)
+        y = self._normalize(x, inputs, statistics, joint, output)
         if output is None:  # else they have moved already
-            self._move_running(_joined(statistics))
+            self._move_running(joint)
         for outcome in outcomes:
             if outcome.commit is not None:
                 at_end_of_forward(outcome.commit)
@@ -254,6 +254,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         x: Tensor,
         inputs: list[SegmentInput],
         statistics: Sequence[ops.Statistics],
+        joint: ops.Statistics,
         output: Tensor | None = None,
         has_graph: bool = True,
     ) -> Tensor:
@@ -271,7 +272,6 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                 for one, call in pairs:
                     operands += one.trained(call) if has_graph else (None, None)
             start += segment.channels
-        joint = _joined(statistics)
         group = self.settings.active_group
         count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
         context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
@@ -317,8 +317,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             start += segment.channels
         if remember and self.settings.burn_in:
             self._count_burn_in()
-        y = self._normalize(x, inputs, statistics)
-        self._move_running(_joined(statistics))
+        joint = _joined(statistics)
+        y = self._normalize(x, inputs, statistics, joint)
+        self._move_running(joint)
         return y
 
     def train(self, mode: bool = True) -> CrossIterBatchNorm:
@@ -388,20 +389,24 @@ def _shared(each: SegmentInput) -> ops.Outcome | None:
 
 
 def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
-    """Put the statistics of segments side by side; what is one number for a segment is repeated for its channels."""
-    first = statistics[0]
+    """Put the statistics of segments side by side; numbers that are not the same for all are repeated for channels."""
     if len(statistics) == 1:
-        return first
+        return statistics[0]
 
-    def side_by_side(values: Sequence[Any], dtype: torch.dtype) -> Tensor:
-        tensors = [torch.as_tensor(value, dtype=dtype, device=first.mean.device) for value in values]
-        return torch.cat([each.expand_as(part.mean) for each, part in zip(tensors, statistics, strict=True)])
+    def side_by_side(name: str) -> Any:
+        values = [getattr(each, name) for each in statistics]
+        if not isinstance(values[0], Tensor) and values.count(values[0]) == len(values):
+            return values[0]
+        tensors = []
+        for value, part in zip(values, statistics, strict=True):
+            dtype = part.mean.dtype if isinstance(value, float) else None
+            tensors.append(torch.as_tensor(value, dtype=dtype, device=part.mean.device).expand_as(part.mean))
+        return torch.cat(tensors)
 
-    names, dtype = ("mean", "var", "share", "bessel"), first.mean.dtype
-    mean, var, share, bessel = (side_by_side([getattr(each, name) for each in statistics], dtype) for name in names)
-    has_variance = side_by_side([each.has_variance for each in statistics], torch.bool)
+    mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
     finite = functools.reduce(operator.and_, [each.finite for each in statistics])
-    return ops.Statistics(mean, var, share, None, bessel, has_variance, first.positions, finite)
+    rest = side_by_side("bessel"), side_by_side("has_variance"), statistics[0].positions, finite
+    return ops.Statistics(mean, var, side_by_side("share"), None, *rest)
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

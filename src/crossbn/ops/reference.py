@@ -52,7 +52,7 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     if (group := settings.active_group) is not None:
         today = _join(today, group)
-    if settings.weights == "auto":
+    if settings.weights == "auto" and past.slots:
         price = C.gradient_price(len(x) * (1 if group is None else dist.get_world_size(group)))
         step_weights = best_weights(past, kept, step_weights, today.positions, price)
     row, accept, sound = None, today.finite & inputs.pooling, cast(Flag, True)

@@ -35,7 +35,7 @@ class Tables:
         self._holds = tables, taps, inside  # what the addresses are of
         patch = y.shape[1] * geometry.taps
         self._mean_patch, self._mean_patch_a_thread = patch, (kernel[0] * kernel[1] + 2) * sizes[2]
-        self._samples, self._pair = self.amount * (2 * channels + patch), 2 * channels
+        self._samples, self._compared = self.amount * (2 * channels + patch), 3 * channels
         self.structure = library.structures["tables", None](
             n=images,
             c=channels,
@@ -59,11 +59,11 @@ class Tables:
     def room(self, of_gradients: bool) -> int:
         """Return how many numbers compiled code needs room for.
 
-        First the mean patch is made, with some more for each thread; then two vectors of the channels' size are
-        compared and, as gradients, outputs and patches lie before them.
+        First the mean patch is made, with some more for each thread; then vectors of the channels' size are compared
+        and, as gradients, outputs and patches lie before them.
         """
         mean_patch = self._mean_patch + self._mean_patch_a_thread * torch.get_num_threads()
-        return max(mean_patch, self._pair + (self._samples if of_gradients else 0))
+        return max(mean_patch, self._compared + (self._samples if of_gradients else 0))
 
     @staticmethod
     def has_room(geometry: Geometry, x: Tensor) -> bool:

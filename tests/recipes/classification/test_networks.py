@@ -1,9 +1,12 @@
 """Networks by name."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import crossbn
 from crossbn.recipes.classification import RecipeError
 from crossbn.recipes.classification.networks import build_network, check_model, is_small
 
@@ -24,6 +27,18 @@ def test_first_stage_keeps_the_size_and_the_others_halve_it() -> None:
         module.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
     network(torch.randn(1, 3, 12, 12).repeat(2, 1, 1, 1))
     assert sizes == [(16, 12, 12)] * 2 + [(32, 6, 6)] * 2 + [(64, 3, 3)] * 2
+
+
+@pytest.mark.parametrize(("name", "norms"), [("resnet8_norm_last", 9), ("convmixer4", 9)])
+def test_every_norm_is_behind_the_activation_of_a_convolution(name: str, norms: int) -> None:
+    network = build_network(name, 3, 10, width=2)
+    before, after = (copy.deepcopy(network) for _ in range(2))
+    assert crossbn.convert_(before, window=4, example_inputs=(torch.randn(2, 3, 8, 8),)).summary() == (
+        f"{norms} norms: 0 compensated, 0 pooled, {norms} left alone"
+    )
+    through = crossbn.convert_(after, window=4, compensate_through="activations")
+    assert after(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+    assert through.summary() == f"{norms} norms: {norms} compensated, 0 pooled, 0 left alone"
 
 
 def test_names_that_torchvision_has_are_its() -> None:

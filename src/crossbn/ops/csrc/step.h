@@ -203,13 +203,11 @@ static int NAME(agree)(const struct NAME(batch) *batch, const struct NAME(memory
     return difference <= allowed;
 }
 
-/* Whether a sample is what the weights make of its patch; both less their mean. Uses `scratch`, [2 c]. */
-static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN patch, IN output,
-                          OUT scratch) {
-    OUT product = scratch, scale = scratch + batch->c;
-    NAME(project)(patch, 1, memory->groups, memory->i, memory->weight, batch->c, 0, batch->c, product);
-    for (int64_t j = 0; j < batch->c; j++) scale[j] = batch->today_var[j] + output[j] * output[j];
-    return NAME(agree)(batch, memory, patch, product, output, scale);
+/* Whether a sample is what the weights make of its patch, `product`; both less their mean. Uses `scratch`, [c]. */
+static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN patch, IN product,
+                          IN output, OUT scratch) {
+    for (int64_t j = 0; j < batch->c; j++) scratch[j] = batch->today_var[j] + output[j] * output[j];
+    return NAME(agree)(batch, memory, patch, product, output, scratch);
 }
 
 /* Keep a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
@@ -219,13 +217,18 @@ static enum outcome NAME(keep_samples)(const struct tables *tables, const struct
     OUT rows = memory->next_rows, at = memory->next_at, centred = memory->next_centred;
     if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(rows, memory->scratch, (size_t)row * sizeof(REAL));
-    NAME(project)(rows, 1, memory->groups, memory->i, memory->weight, c, 0, c, at);
-    if (!NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
     memset(centred, 0, (size_t)c * sizeof(REAL));
-    /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
+    /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products, but for
+     * the first, which is compared. It goes with the mean patch: large weights are read once for both. */
     NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  memory->scratch, at + c, centred + c, rows + row, threads);
-    return NAME(agree_at)(batch, memory, rows + row, at + c, memory->scratch) ? DONE : NOT_THE_OPERATOR;
+    OUT products = memory->scratch;
+    NAME(project_all)(rows, 2, memory->groups, memory->i, memory->weight, c, products, threads);
+    memcpy(at, products, (size_t)c * sizeof(REAL));
+    return NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var) &&
+                   NAME(agree_at)(batch, memory, rows + row, products + c, at + c, products + 2 * c)
+               ? DONE
+               : NOT_THE_OPERATOR;
 }
 
 /* Keep a step as gradients of the mean [groups, i] and of the variance [c, i], and their products with the weights
@@ -242,7 +245,9 @@ static enum outcome NAME(keep_gradients)(const struct tables *tables, const stru
     if (!NAME(agree)(batch, memory, mean_grad, mean_at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
     NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  mean_grad, centred, scaled, patches, threads);
-    if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
+    OUT product = patches + amount * row;
+    NAME(project)(patches, 1, groups, i, memory->weight, c, 0, c, product);
+    if (!NAME(agree_at)(batch, memory, patches, product, centred, product + c)) return NOT_THE_OPERATOR;
     NAME(spread_all)(patches, amount, groups, i, scaled, c, 1, var_grad, worth(threads, amount * c * i));
     for (int64_t j = 0; j < c; j++) memory->next_var_at[j] = NAME(dot)(var_grad + j * i, memory->weight + j * i, i);
     return DONE;

@@ -1,8 +1,10 @@
-"""Networks by name: torchvision's classifiers, and the small residual networks of CIFAR.
+"""Networks by name: torchvision's classifiers, the small residual networks of CIFAR, and small ConvMixers.
 
 Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
 https://arxiv.org/abs/1512.03385, section 4.2. Where a block changes the number of channels its shortcut is a
 convolution of size 1 with a norm, the paper's option B.
+
+Asher Trockman, J. Zico Kolter, "Patches Are All You Need?", TMLR 2023, https://arxiv.org/abs/2201.09792.
 """
 
 import re
@@ -19,10 +21,11 @@ STAGES = 3
 
 
 class Block(nn.Module):
-    """Two convolutions with norms beside a shortcut."""
+    """Two convolutions with norms beside a shortcut; with `norm_last` each norm comes after the activation."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int, norm_last: bool = False) -> None:
         super().__init__()
+        self.norm_last = norm_last
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -30,15 +33,19 @@ class Block(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
             convolution = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
+            between = [nn.ReLU()] if norm_last else []
+            self.shortcut = nn.Sequential(convolution, *between, nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, channels, H / stride, W / stride]."""
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        if self.norm_last:
+            y = F.relu(self.conv2(self.norm1(F.relu(self.conv1(x)))))
+        else:
+            y = self.conv2(F.relu(self.norm1(self.conv1(x))))
+        return F.relu(self.norm2(y) + self.shortcut(x))
 
 
-def small_resnet(layers: int, channels: int, classes: int, width: int = 16) -> nn.Sequential:
+def small_resnet(layers: int, channels: int, classes: int, width: int = 16, norm_last: bool = False) -> nn.Sequential:
     """Return a residual network for small images: three stages, each half as large and twice as wide.
 
     Args:
@@ -46,18 +53,45 @@ def small_resnet(layers: int, channels: int, classes: int, width: int = 16) -> n
         channels: of the images.
         classes: to tell apart.
         width: channels of the first stage.
+        norm_last: whether norms come after activations.
 
     Raises:
         RecipeError: for another number of layers.
     """
     stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    parts: list[nn.Module] = [stem, nn.BatchNorm2d(width), nn.ReLU()]
+    rest: list[nn.Module] = [nn.BatchNorm2d(width), nn.ReLU()]
+    parts = [stem, *(reversed(rest) if norm_last else rest)]
     before = width
     for stage in range(STAGES):
         for block in range(_blocks(layers)):
-            parts.append(Block(before, width << stage, 2 if stage and not block else 1))
+            parts.append(Block(before, width << stage, 2 if stage and not block else 1, norm_last))
             before = width << stage
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+class Residual(nn.Module):
+    """Something beside its input."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, C, H, W]."""
+        return self.branch(x) + x
+
+
+def small_convmixer(depth: int, channels: int, classes: int, width: int = 64) -> nn.Sequential:
+    """Return a ConvMixer for small images: patches of 2 by 2, kernels of 5 by 5, and each norm after a GELU."""
+
+    def mix(convolution: nn.Conv2d) -> list[nn.Module]:
+        return [convolution, nn.GELU(), nn.BatchNorm2d(width)]
+
+    parts = mix(nn.Conv2d(channels, width, 2, stride=2))
+    for _ in range(depth):
+        by_channel = nn.Conv2d(width, width, 5, groups=width, padding=2)
+        parts += [Residual(nn.Sequential(*mix(by_channel))), *mix(nn.Conv2d(width, width, 1))]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
 def _blocks(layers: int) -> int:
@@ -68,19 +102,24 @@ def _blocks(layers: int) -> int:
     return blocks
 
 
+_SMALL = re.compile(r"(?:resnet(\d+)(_norm_last)?|convmixer([1-9]\d*))")
+
+
 def is_small(name: str) -> bool:
-    """Tell whether a model is one of the small residual networks, and not one of torchvision's."""
-    return re.fullmatch(r"resnet\d+", name) is not None and name not in _torchvision_names()
+    """Tell whether a model is one of the small networks, and not one of torchvision's."""
+    return _SMALL.fullmatch(name) is not None and name not in _torchvision_names()
 
 
 def check_model(name: str) -> None:
     """Raise RecipeError if there is no network of that name."""
     if is_small(name):
-        _blocks(int(name.removeprefix("resnet")))
+        layers = _SMALL.fullmatch(name)[1]  # type: ignore[index]  # it is small
+        if layers:
+            _blocks(int(layers))
     elif name not in _torchvision_names():
         raise RecipeError(
-            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ... of our own and torchvision's "
-            f"{', '.join(_torchvision_names())}"
+            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ..., resnet8_norm_last, ..., "
+            f"convmixer4, ... of our own and torchvision's {', '.join(_torchvision_names())}"
         )
 
 
@@ -88,10 +127,11 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
     """Return a network with BatchNorm; equal seeds give equal weights.
 
     Args:
-        name: of one of torchvision's classifiers, or "resnet" and 8, 14, 20, ... for a small one.
+        name: of one of torchvision's classifiers, or "resnet" and 8, 14, 20, ... for a small one, with "_norm_last"
+            behind it for norms after activations, or "convmixer" and its depth.
         channels: of the images; torchvision's take 3, whatever this is.
         classes: to tell apart.
-        width: of a small one, channels of its first stage.
+        width: of a small one, channels of its first stage; a ConvMixer has four times as many.
         seed: of the weights.
 
     Raises:
@@ -105,7 +145,10 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if is_small(name):
-            return small_resnet(int(name.removeprefix("resnet")), channels, classes, width)
+            layers, norm_last, depth = _SMALL.fullmatch(name).groups()  # type: ignore[union-attr]  # it is small
+            if depth:
+                return small_convmixer(int(depth), channels, classes, 4 * width)
+            return small_resnet(int(layers), channels, classes, width, bool(norm_last))
         return _build_torchvision(name, classes)
 
 

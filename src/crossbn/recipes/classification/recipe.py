@@ -56,7 +56,8 @@ class Recipe:
     Attributes:
         data: a key of `crossbn.datasets.DATASETS`.
         model: one of torchvision's classifiers, or "resnet8", "resnet14", "resnet20" and so on (6n + 2 layers) for the
-            small residual networks of CIFAR; where both have a name it is torchvision's.
+            small residual networks of CIFAR, "resnet8_norm_last" and so on for those with norms after activations,
+            "convmixer4" for a ConvMixer of that depth; where both have a name it is torchvision's.
         width: channels of the small networks at full resolution.
         norm: a key of `crossbn.nn.NORMS`.
         norm_options: of `crossbn.convert_` for "cbn" and "naive_cbn", of `crossbn.swap_norm_` for the others. Defaults
