@@ -394,19 +394,22 @@ def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
         return statistics[0]
 
     def side_by_side(name: str) -> Any:
-        values = [getattr(each, name) for each in statistics]
-        if not isinstance(values[0], Tensor) and values.count(values[0]) == len(values):
+        values, parts = [getattr(each, name) for each in statistics], [each.mean for each in statistics]
+        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
             return values[0]
-        tensors = []
-        for value, part in zip(values, statistics, strict=True):
-            dtype = part.mean.dtype if isinstance(value, float) else None
-            tensors.append(torch.as_tensor(value, dtype=dtype, device=part.mean.device).expand_as(part.mean))
-        return torch.cat(tensors)
+        return torch.cat([_spread(value, part) for value, part in zip(values, parts, strict=True)])
 
     mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
     finite = functools.reduce(operator.and_, [each.finite for each in statistics])
     rest = side_by_side("bessel"), side_by_side("has_variance"), statistics[0].positions, finite
     return ops.Statistics(mean, var, side_by_side("share"), None, *rest)
+
+
+def _spread(value: float | Tensor, part: Tensor) -> Tensor:
+    """Return a value, or one for each channel, as one for each channel of `part` [C]."""
+    if isinstance(value, Tensor):
+        return value.expand_as(part)
+    return torch.full_like(part, value, dtype=torch.bool if isinstance(value, bool) else None)
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

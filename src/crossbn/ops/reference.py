@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,8 @@ class _Today(NamedTuple):
 def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
     assert inputs.moments is not None
     x, bias, (mean, var), finite = inputs.x, inputs.bias, inputs.moments, inputs.finite
+    if not past.slots and settings.active_group is None:
+        return Outcome(_alone(mean, var, x.numel() // x.shape[1], finite), None, None)
     kept, step_weights = past.recall(settings.rate, mean.dtype)
     operands = inputs.operands if storage is not None else ()
     weights = [C.flatten_weight(each.weight.detach(), each.geometry, each.bias).to(mean.dtype) for each in operands]
@@ -84,11 +86,22 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
     commit = None if row is None or accept is False else partial(past.write_, row, accept & sound)
     counted = _counted(today, kept, pooled, step_weights is None and settings.invalid == "max")
-    has_variance = counted > 1
-    bessel = counted / (counted - 1 * has_variance)  # a lone position keeps its variance, 0
+    bessel, has_variance = _bessel(counted)
     finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
     rest = dependence, bessel, has_variance, today.positions, finite
     return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
+
+
+def _alone(mean: Tensor, var: Tensor, positions: int, finite: Flag) -> Statistics:
+    """Return the statistics of a segment that remembers nothing."""
+    bessel, has_variance = _bessel(float(positions))
+    return Statistics(mean, var, mean.new_ones(1), None, bessel, has_variance, positions, finite)
+
+
+def _bessel(counted: Any) -> tuple[Any, Any]:
+    """Return what makes a variance of so many positions unbiased, and whether there is one."""
+    has_variance = counted > 1
+    return counted / (counted - 1 * has_variance), has_variance  # a lone position keeps its variance, 0
 
 
 def best_weights(
