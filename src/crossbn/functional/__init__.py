@@ -1,7 +1,6 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
-from crossbn.functional.activated import ActivatedStorage, geometry_of_rows
-from crossbn.functional.activations import Activation
+from crossbn.functional.activations import ActivatedStorage, Activation, geometry_of_rows
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,

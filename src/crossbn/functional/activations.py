@@ -1,19 +1,38 @@
-"""Elementwise activations by the node that autograd has of them: what they make of an input, and with which slope.
+r"""Elementwise activations between an operator and a norm, and how the moments change with the weights before them.
 
-A table is all there is: one line for each kind of node, with the numbers that the node keeps of the call. A slope is a
-kernel of torch's own backward, applied to 1.
+A table says what an activation makes of an input, and with which slope: one line for each kind of node that autograd
+has, with the numbers that the node keeps of the call. A slope is a kernel of torch's own backward, applied to 1.
+
+With `z = W * y + b`, `x = act(z)`, `patch` the inputs that one output position reads and `slope = act'(z)`:
+
+| here | formula | shape |
+|---|---|---|
+| `mean_grad` | E[slope patch], another one for every channel | [C, I] |
+| `var_grad` | 2 E[(x - mean) slope patch] | [C, I] |
+
+The averages are over the sampled positions. The outputs there are made once more from patches and weights: nothing has
+to be kept for it, and an activation that works in place makes no difference. A bias does not just shift the mean here:
+it is one more weight, whose input is 1.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
-from struct import pack as _pack
-from struct import unpack as _unpack
+from struct import pack, unpack
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from crossbn.functional.geometry import Geometry
+from crossbn.functional.moments import Flag
+from crossbn.functional.sensitivity import outputs_at, patches_at, sample_places
+from crossbn.functional.settings import Settings
+from crossbn.functional.storage import GradientStorage, Observation, agree, choose_plan
+from crossbn.functional.taylor import project, spread
 
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _aten = torch.ops.aten
@@ -49,12 +68,7 @@ _KINDS = {
 }
 # fmt: on
 
-
 _WORDS = ("none", "tanh")
-
-
-def _bits(number: float) -> int:
-    return int(_unpack("q", _pack("d", number))[0])
 
 
 class Activation(NamedTuple):
@@ -79,7 +93,9 @@ class Activation(NamedTuple):
 
     def numbers(self) -> list[int]:
         """Return the activation as integers, for what can hold nothing else."""
-        options = [_WORDS.index(each) if isinstance(each, str) else _bits(float(each)) for each in self.options]
+        options = [
+            _WORDS.index(each) if isinstance(each, str) else unpack("q", pack("d", each))[0] for each in self.options
+        ]
         return [list(_KINDS).index(self.kind), *options]
 
     @classmethod
@@ -88,7 +104,7 @@ class Activation(NamedTuple):
         kind = list(_KINDS)[next(numbers)]
         options = [next(numbers) for _ in _KINDS[kind].options]
         words = kind == "Gelu"
-        return cls(kind, tuple(_WORDS[each] if words else _unpack("d", _pack("q", each))[0] for each in options))
+        return cls(kind, tuple(_WORDS[each] if words else unpack("d", pack("q", each))[0] for each in options))
 
     @property
     def name(self) -> str:
@@ -102,3 +118,38 @@ class Activation(NamedTuple):
     def slope(self, z: Tensor) -> Tensor:
         """Return act'(z)."""
         return _KINDS[self.kind].slope(torch.ones_like(z), z, *self.options)
+
+
+@functools.lru_cache(4096)
+def geometry_of_rows(geometry: Geometry, has_bias: bool) -> Geometry:
+    """Return the shape of an operator that has the same weights, and the bias, as one row for each channel."""
+    channels = geometry.out_channels
+    return Geometry(channels, channels * (geometry.patch_size + has_bias), channels)
+
+
+class ActivatedStorage(GradientStorage):
+    """Keeps the gradients of mean and variance of one operator that an activation follows, both of the weight's size.
+
+    All channels have a mean gradient of their own, as if each were a group.
+    """
+
+    def __init__(self, geometry: Geometry, has_bias: bool, activation: Activation, settings: Settings) -> None:
+        plan = choose_plan(geometry, settings.positions, settings.window - 1)
+        super().__init__([geometry_of_rows(geometry, has_bias)], plan.positions, settings)
+        self.activation = activation
+
+    def remember(self, seen: Observation) -> tuple[dict[str, Tensor], Flag]:
+        """Return what to keep of today, and whether the output is what activation and weights make of the inputs."""
+        x, ((geometry, _, y, sizes, _),), (weight,) = seen.x, seen.operands, seen.weights
+        assert y is not None
+        places = sample_places(len(x), x.shape[2:].numel(), self.positions, seen.phase, x.device)
+        patches, output = patches_at(y, geometry, places, sizes), outputs_at(x, places)
+        if patches.shape[2] < weight.shape[1]:
+            patches = F.pad(patches, (0, 1), value=1.0)  # what the bias reads
+        z, centred = project(patches, weight), output - seen.mean
+        slope = self.activation.slope(z) * ((1 if seen.local is None else seen.local) / len(z))
+        grads = {"0.mean_grad": spread(slope, patches), "0.var_grad": spread(2 * centred * slope, patches)}
+        is_theirs = not seen.is_whole or agree(
+            self.activation(z) - output, seen.var + centred.square(), lambda: project(patches.abs(), weight.abs()), x
+        )
+        return self._with_products(grads, seen.weights), is_theirs

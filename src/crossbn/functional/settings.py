@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CHOICES: dict[str, tuple[object, ...]] = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "order": (0, 1, 2),
     "backward": ("through", "detached"),
     "invalid": ("max", "drop"),
@@ -37,7 +37,7 @@ class Settings:
             paper's. Empty chooses "auto", but "equal" where `decay` is given and where nothing is compensated.
         decay: instead, a fixed rate: what a remembered step weighs falls by it with each step of its age; None for 1.
         compensate_through: "activations" lets a norm be compensated that reads its operator through an elementwise
-            activation (conv, act, norm), see `functional.activated`; of the first order only. None leaves it alone.
+            activation (conv, act, norm), see `functional.activations`; of the first order only. None leaves it alone.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -65,7 +65,7 @@ class Settings:
             is_none = name == "positions" and value is None
             if not is_none and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
         if not 0 < self.rate <= 1:

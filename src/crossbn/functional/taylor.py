@@ -126,11 +126,7 @@ class Dependence(NamedTuple):
         assert dvar_dvar is not None
         jacobians = []
         for _ in range(operators):  # torch 2.8 does not trace itertools.islice
-            rows, mean_coefficient, var_coefficient, rest = (next(tensors) for _ in range(4))
-            assert rows is not None
-            assert mean_coefficient is not None
-            assert var_coefficient is not None
-            jacobians.append(Jacobian(rows, mean_coefficient, var_coefficient, rest))
+            jacobians.append(Jacobian(*(next(tensors) for _ in range(4))))  # type: ignore[arg-type]  # as taken
         of_bias = None if of_mean is None or of_var is None else (of_mean, of_var)
         return cls(tuple(jacobians), dvar_dvar, of_bias, curved, centred)
 

@@ -1,27 +1,9 @@
 """How much each remembered step weighs, from what the steps themselves say.
 
-For a channel let the step of age a say `z_a = m + d_a + e_a` of today's truth m. e_a is the noise of its batch, of
-variance R / n_a if it has n_a times the usual number of positions. d_a is what it lacks: the drift of the layers before
-since then, taken for a random walk, E d_a d_b = Q min(a, b). Weights w_a that sum to 1 cost
-
-    J(w) = R sum_a w_a^2 / n_a  +  Q sum_ab w_a w_b min(a, b)  +  B (1 - w_0)^2
-
-in units of the channel's variance; B is the price of remembered examples, which send no gradient into earlier layers.
-
-**The best weights** are those of a Kalman filter that goes from the oldest step to today's. Let the steps so far be
-worth N usual ones: the variance of their estimate is R / N. To go on by a step adds Q to it, which scales what they are
-worth, and the weights of all of them, by
-
-    f = (R / N) / (R / N + Q) = R / (R + N Q),        then N <- f N + n_a
-
-and to go on to today adds Q + B, since everything that is remembered costs B more there. The weight of a step is
-n_a times all factors since, today's is n_0, and all are over their sum; none is negative. Without drift, and with B far
-below R, they are as the n_a, and pooling is that of the concatenated batches; without noise today's is the only one.
-
-**R and Q are seen while training.** The variogram `v(a) = E (z_0 - z_a)^2` is `2 R + Q a`: a line, found by least
-squares, with neither part below 0. Here v is that of means plus that of standard deviations, in units of the pooled
-variance, averaged over the channels of a segment and, exponentially, over steps. A window of 2 has one age, which tells
-noise only. Drift that is forgotten within a step cannot be told from noise by a variogram.
+docs/derivation.md, section 6, derives it: a step of age a says today's truth with the noise of its batch, R over its
+relative size n_a, and with the drift of earlier layers since, Q for each step. The best weights are those of a Kalman
+filter from the oldest step to today's. R and Q are seen while training, in how much steps of each age differ from
+today's: v(a) = 2 R + Q a.
 
 | symbol | name | shape |
 |---|---|---|

@@ -70,16 +70,11 @@ def step_backward(
     jacobians: Sequence[tuple[int, C.Jacobian]] | None = (),
     group: dist.ProcessGroup | None = None,
 ) -> C.Gradients:
-    """Return the gradients of the normalization and of the operators' weights; see `functional.gradients`.
+    """Return the gradients of the normalization of `x` and of the operators' weights; see `functional.gradients`.
 
-    Args:
-        grad: of the output.
-        x: input.
-        gamma: scale; None for 1.
-        eps: added to the variance.
-        statistics: what `x` was normalized with.
-        jacobians: of operators, each with the first of the channels that it feeds; None for those of the statistics.
-        group: processes whose batches form today's together; None for this one alone.
+    `grad` is that of the output; gamma is 1 if it is None. The `jacobians` are those of operators, each with the first
+    of the channels that it feeds; None for those of the statistics. With a `group` of processes today's batch is that
+    of all of them.
     """
     device = None if group is not None else DEVICES.get(x.device.type)
     if device is not None:
@@ -102,15 +97,16 @@ def refuse_batches(grad: Tensor) -> None:
         raise RuntimeError("batched gradients (is_grads_batched=True, vmap) are not supported: take one at a time")
 
 
-def add_weight_gradient_(grad: Tensor, jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
-    """Add dL/dW to the gradient `grad` of a weight [C, ...], if that can be done in place; tell whether it was."""
+def add_weight_gradient_(grad: Tensor, jacobian: C.Jacobian, grad_mean: Tensor, grad_var: Tensor) -> Tensor:
+    """Add dL/dW to the gradient `grad` of a weight [C, ...], in place where that can be done; return the sum."""
     device = DEVICES.get(grad.device.type)
     if device is not None and device.add_weight_gradient_(grad, jacobian, grad_mean, grad_var):
-        return True
-    if not grad.is_contiguous() or grad.dtype != grad_mean.dtype:
-        return False
-    grad.view(len(grad), -1).add_(jacobian.weight_gradient(grad_mean, grad_var))
-    return True
+        return grad
+    rows = jacobian.weight_gradient(grad_mean, grad_var)
+    if not grad.is_contiguous() or grad.dtype != rows.dtype:
+        return grad + rows.reshape(grad.shape).to(grad.dtype)
+    grad.view(len(grad), -1).add_(rows)
+    return grad
 
 
 def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag = True) -> None:
@@ -124,22 +120,3 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor],
     for before, after in zip(running[:2], (mean, var), strict=True):
         before.copy_(torch.where(finite, after, before) if isinstance(finite, Tensor) else after)
     running[2].add_(finite)
-
-
-__all__ = [
-    "DEVICES",
-    "NormTensors",
-    "NotTheOperatorsOutput",
-    "Outcome",
-    "PackedStatistics",
-    "Past",
-    "Statistics",
-    "StepInputs",
-    "add_weight_gradient_",
-    "library",
-    "moments",
-    "reference",
-    "step",
-    "step_backward",
-    "take_over",
-]

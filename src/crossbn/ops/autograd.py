@@ -11,10 +11,9 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn import ops
-from crossbn.ops.double_backward import changes, differentiable_output
+from crossbn.ops.double_backward import gradients_with_graph
 from crossbn.ops.types import PackedStatistics, Statistics
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
-from crossbn.torch_internals import is_freed
 
 
 class Run(NamedTuple):
@@ -51,19 +50,11 @@ def normalize(
     context: Context,
     operands: Sequence[Tensor | None] = (),
 ) -> Tensor:
-    """Normalize `x` [N, C, ...] with pooled statistics.
+    """Normalize `x` [N, C, ...] with pooled mean and biased variance [C]; gamma is 1 and beta 0 if they are None.
 
-    The gradients of `mean` and `var` [C] are a and v of the table in `functional/normalize.py`; the part of them that
-    is of `x` itself is already in its gradient.
-
-    Args:
-        x: input.
-        mean: pooled mean.
-        var: pooled biased variance.
-        gamma: scale; None for 1.
-        beta: offset; None for 0.
-        context: the rest.
-        operands: weight and bias of each operator of each run, in turn; None for what gets no gradient.
+    The gradients of `mean` and `var` are a and v of the table in `functional/normalize.py`; the part of them that is of
+    `x` itself is already in its gradient. The `operands` are weight and bias of each operator of each run, in turn,
+    None for what gets no gradient.
 
     Raises:
         ValueError: if a vector does not have the size of the channels.
@@ -121,7 +112,7 @@ class _Normalize(torch.autograd.Function):
                 operators.append((start, stop, dependence, *each))
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             given = grad, x, gamma, statistics, runs, ctx.operands
-            dx, a, v, dgamma, dbeta, *rest = _differentiable(*given, ctx.eps, ctx.label, ctx.group)
+            dx, a, v, dgamma, dbeta, *rest = gradients_with_graph(*given, ctx.eps, ctx.label, ctx.group)
             return dx, a, v, dgamma, dbeta if needed[4] else None, None, *rest
         wanted = [needed[6 + 2 * i] and each[-1] is None for i, each in enumerate(operators)]
         jacobians = [(each[0], each[4]) for each, own in zip(operators, wanted, strict=True) if own]
@@ -181,8 +172,7 @@ class _Attach(torch.autograd.Function):
             dependence = statistics.dependence if of_weight else None
             runs = [] if dependence is None else [(0, x.shape[1], (ctx.geometry,), dependence)]
             operands = [] if dependence is None else [ctx.weight, None]
-            scale = torch.ones_like(statistics.mean) if gamma is None else gamma
-            found = _differentiable(grad, x, scale, statistics, runs, operands, ctx.eps, ctx.label)
+            found = gradients_with_graph(grad, x, gamma, statistics, runs, operands, ctx.eps, ctx.label)
             return found[0], found[3], found[4] if of_beta else None, found[5] if of_weight else None, None
         through = of_weight and hook is None
         dx, dgamma, dbeta, a, v, weights = ops.step_backward(
@@ -200,40 +190,3 @@ def _shaped(rows: Tensor, geometry: C.Geometry, weight: Tensor) -> Tensor:
         rows = C.unflatten_weight(rows, geometry)
     own = rows if rows.shape == weight.shape else rows.reshape(weight.shape)
     return own if own.dtype == weight.dtype else own.to(weight.dtype)
-
-
-def _differentiable(
-    grad: Tensor,
-    x: Tensor,
-    gamma: Tensor,
-    statistics: Statistics,
-    runs: Sequence[tuple[int, int, tuple[C.Geometry, ...], C.Dependence]],
-    operands: Sequence[Tensor | None],
-    eps: float,
-    label: str,
-    group: dist.ProcessGroup | None = None,
-) -> list[Tensor | None]:
-    """Return gradients of x, mean, var, gamma, beta and operands with a graph: by autograd, of the step written out."""
-    ops.refuse_batches(grad)
-    if group is not None:
-        raise RuntimeError(f"no double backward through {label}: its statistics are joined over processes")
-    if any(operand is not None and is_freed(operand) for operand in operands):
-        raise RuntimeError(f"{label}: no double backward where its operator's weight is not kept")
-    # Gradients are wanted with respect to the step's own arguments, of which some are made of others: through views,
-    # which nothing else is made of.
-    x, mean, var, gamma = (each.view_as(each) for each in (x, statistics.mean, statistics.var, gamma))
-    operands = [None if each is None else each.view_as(each) for each in operands]
-    shift, growth, i = torch.zeros_like(mean), torch.zeros_like(var), 0
-    for start, stop, geometries, dependence in runs:
-        weights, biases = operands[i : i + 2 * len(geometries) : 2], operands[i + 1 : i + 2 * len(geometries) : 2]
-        i += 2 * len(geometries)
-        channels = torch.arange(start, stop, device=x.device)
-        of_mean, of_var = changes(dependence, geometries, weights, biases)
-        shift, growth = shift.index_add(0, channels, of_mean), growth.index_add(0, channels, of_var)
-    y = differentiable_output(x, mean, var, gamma, statistics.share, eps, shift, growth)
-    asked = [x, mean, var, gamma, *operands]
-    wanted = [each for each in asked if each is not None and each.requires_grad]
-    got = iter(torch.autograd.grad(y, wanted, grad.to(y.dtype), create_graph=True, allow_unused=True))
-    found = [next(got) if each is not None and each.requires_grad else None for each in asked]
-    of_beta = grad.to(y.dtype).sum([0, *range(2, x.ndim)])
-    return [*found[:4], of_beta, *found[4:]]

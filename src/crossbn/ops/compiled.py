@@ -8,6 +8,7 @@ in place may return no list of them, of one size, that of a full window: where s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,19 +20,12 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.functional import Settings
+from crossbn.functional.settings import CHOICES
 from crossbn.messages import say
-from crossbn.ops import types
-from crossbn.ops.types import NotTheOperatorsOutput, Past, Statistics, StepInputs
+from crossbn.ops.types import Layout, NotTheOperatorsOutput, Past, Statistics, StepInputs, result_shapes
 from crossbn.torch_internals import process_group_called
 
-_COUNTS = ("window", "burn_in", "order", "positions")
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "backward": ("through", "detached"),
-    "invalid": ("max", "drop"),
-    "sync": (False, True),
-    "history_dtype": (None, torch.bfloat16),
-    "weights": ("equal", "auto"),
-}
+_COUNTS = ("window", "burn_in", "positions")
 
 torch.library.define(
     "crossbn::step",
@@ -58,7 +52,7 @@ def step(
     history = list(past.rings.values()), past.num_steps, burnt
     options = numbers, settings.rate, group, is_complete, remember
     found = torch.ops.crossbn.step(x, inputs, weights, bias, *history, *options)
-    results = types.unpacked(found, _shapes(x.shape[1], storage, past.rings, settings, bias is not None))
+    results = _parts(found, _layout(storage, past.rings, settings, bias is not None))
     bessel, has_variance, positions, finite, mean, var, share, *rest = results
     dependence = None
     if rest:
@@ -69,7 +63,7 @@ def step(
 def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
     counts = [getattr(settings, name) for name in _COUNTS]
     numbers = [-1 if count is None else count for count in counts]
-    numbers += [values.index(getattr(settings, name)) for name, values in _CHOICES.items()]
+    numbers += [choices.index(getattr(settings, name)) for name, choices in CHOICES.items()]
     for geometry in geometries:
         numbers += geometry.numbers()
     return numbers
@@ -80,7 +74,7 @@ def _meaning(numbers: tuple[int, ...], operators: int, decay: float) -> tuple[Se
     """Return settings and storage from what `_numbers` made of them."""
     left = iter(numbers)
     options: dict[str, Any] = {name: None if (count := next(left)) < 0 else count for name in _COUNTS}
-    options |= {name: values[next(left)] for name, values in _CHOICES.items()}
+    options |= {name: choices[next(left)] for name, choices in CHOICES.items()}
     settings, geometries = Settings(**options, decay=decay), [C.Geometry.from_numbers(left) for _ in range(operators)]
     return settings, C.make_storage(geometries, settings)
 
@@ -121,11 +115,11 @@ def _run(
         say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
         today = today._replace(operands=(), pooling=False, remember=False)
         found, commit, _ = ops.step(today, past, storage, settings)
-    shapes = _shapes(x.shape[1], storage, by_name, settings, bias is not None)
+    layout = _layout(storage, by_name, settings, bias is not None)
     tensors = [found.bessel, found.has_variance, found.positions, found.finite, found.mean, found.var, found.share]
     tensors += found.dependence.tensors() if found.dependence is not None else []
-    packed = found.mean.new_zeros(types.packed_size(shapes))
-    for place, tensor in zip(types.unpacked(packed, shapes), tensors, strict=False):
+    packed = found.mean.new_zeros(layout.size)
+    for place, tensor in zip(_parts(packed, layout), tensors, strict=False):
         if place is not None and tensor is not None:
             values = torch.as_tensor(tensor, dtype=packed.dtype)
             (place[: len(values)] if place.ndim > 1 else place).copy_(values)
@@ -138,20 +132,24 @@ def _run_fake(x: Tensor, _: Any, weights: list[Tensor], bias: Tensor | None, rin
     _, _, numbers, decay, *_ = rest
     settings, storage = _meaning(tuple(numbers), len(weights), decay)
     by_name = dict(zip(C.history_shapes(x.shape[1], storage, settings), rings, strict=True))
-    shapes = _shapes(x.shape[1], storage, by_name, settings, bias is not None)
-    return x.new_empty(types.packed_size(shapes), dtype=C.accumulation_dtype(x.dtype))
+    layout = _layout(storage, by_name, settings, bias is not None)
+    return x.new_empty(layout.size, dtype=C.accumulation_dtype(x.dtype))
 
 
-def _shapes(
-    channels: int, storage: C.Storage | None, rings: dict[str, Tensor], settings: Settings, has_bias: bool
-) -> types.Shapes:
-    """Return the shapes of the results: bessel, has_variance, positions, finite, mean, var, share, and dependence."""
-    wide, slots = channels if settings.invalid == "drop" else 1, rings["mean"].shape[0]
-    samples = rings["products"].shape[1] if "products" in rings else 1
-    geometries, has_rest = () if storage is None else storage.geometries, isinstance(storage, C.GradientStorage)
-    shapes = types.result_shapes(channels, slots, samples, wide, geometries, has_bias, has_rest)
-    is_followed = storage is not None and slots > 0 and settings.backward == "through"
-    return [(channels,), (channels,), (), (), *(shapes if is_followed else shapes[:3])]
+def _layout(storage: C.Storage | None, rings: dict[str, Tensor], settings: Settings, has_bias: bool) -> Layout:
+    """Return how the results lie in one: bessel, has_variance, positions, finite, mean, var, share, and dependence."""
+    slots, channels = rings["mean"].shape
+    followed = storage if settings.backward == "through" else None
+    shapes = result_shapes(followed, rings, slots, channels if settings.invalid == "drop" else 1, has_bias)
+    return Layout([(channels,), (channels,), (), (), *shapes])
+
+
+def _parts(packed: Tensor, layout: Layout) -> list[Tensor | None]:
+    """Return what `Layout.part` does of all, in a way that every torch can trace."""
+    return [
+        None if place is None else packed[place[2] : place[2] + math.prod(place[0])].view(place[0])
+        for place in layout.places
+    ]
 
 
 torch.library.impl("crossbn::step", "CompositeExplicitAutograd", _run)

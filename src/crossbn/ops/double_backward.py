@@ -4,12 +4,18 @@ The pooled statistics are polynomials M and V of the input, the weights and the 
 "Twice"); their values are known, so what is made here is 0 and has their derivatives.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from crossbn import functional as C  # the library's F
+from crossbn import ops
+from crossbn.ops.types import Statistics
+from crossbn.torch_internals import is_freed
 
 
 def changes(
@@ -55,3 +61,41 @@ def differentiable_output(
     shift = shift + share * moved
     invstd = torch.rsqrt(var + growth - shift.square() + eps)
     return (wide - C.channelwise(mean + shift, x)) * C.channelwise(gamma * invstd, x)
+
+
+def gradients_with_graph(
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    statistics: Statistics,
+    runs: Sequence[tuple[int, int, tuple[C.Geometry, ...], C.Dependence]],
+    operands: Sequence[Tensor | None],
+    eps: float,
+    label: str,
+    group: dist.ProcessGroup | None = None,
+) -> list[Tensor | None]:
+    """Return gradients of x, mean, var, gamma, beta and operands with a graph: by autograd, of the step written out."""
+    ops.refuse_batches(grad)
+    if group is not None:
+        raise RuntimeError(f"no double backward through {label}: its statistics are joined over processes")
+    if any(operand is not None and is_freed(operand) for operand in operands):
+        raise RuntimeError(f"{label}: no double backward where its operator's weight is not kept")
+    gamma = torch.ones_like(statistics.mean) if gamma is None else gamma
+    # Gradients are wanted with respect to the step's own arguments, of which some are made of others: through views,
+    # which nothing else is made of.
+    x, mean, var, gamma = (each.view_as(each) for each in (x, statistics.mean, statistics.var, gamma))
+    operands = [None if each is None else each.view_as(each) for each in operands]
+    shift, growth, i = torch.zeros_like(mean), torch.zeros_like(var), 0
+    for start, stop, geometries, dependence in runs:
+        own = operands[i : i + 2 * len(geometries)]
+        i += len(own)
+        channels = torch.arange(start, stop, device=x.device)
+        of_mean, of_var = changes(dependence, geometries, own[::2], own[1::2])
+        shift, growth = shift.index_add(0, channels, of_mean), growth.index_add(0, channels, of_var)
+    y = differentiable_output(x, mean, var, gamma, statistics.share, eps, shift, growth)
+    asked = [x, mean, var, gamma, *operands]
+    wanted = [each for each in asked if each is not None and each.requires_grad]
+    got = iter(torch.autograd.grad(y, wanted, grad.to(y.dtype), create_graph=True, allow_unused=True))
+    found = [next(got) if each is not None and each.requires_grad else None for each in asked]
+    of_beta = grad.to(y.dtype).sum([0, *range(2, x.ndim)])
+    return [*found[:4], of_beta, *found[4:]]

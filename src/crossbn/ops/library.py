@@ -124,13 +124,9 @@ class Unfit(Exception):  # noqa: N818  # not an error: torch's operators do it
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], dense: bool = True) -> int | None:
-    """Return where the numbers of a tensor are; None for None.
+    """Return where the numbers of a tensor are, which must have that type and shape; None for None.
 
-    Args:
-        tensor: any.
-        dtype: that it must have.
-        shape: that it must have.
-        dense: whether the numbers must be next to each other; else it is enough that those of each image are.
+    They must be next to each other, if `dense`; else it is enough that those of each image are.
 
     Raises:
         Unfit: if it is not a plain tensor of that type and shape in the CPU's memory.

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from crossbn.functional import BY_AGE, SAMPLES, Dependence, Flag, Geometry, Operand, ages, weights_by_age
-
-Shapes = Sequence[tuple[int, ...] | None]
+from crossbn import functional as C  # the library's F
 
 
 class NormTensors(NamedTuple):
@@ -35,15 +33,15 @@ class StepInputs(NamedTuple):
     """[N, C, ...]: the segment's channels."""
     moments: tuple[Tensor, Tensor] | None
     """Mean and biased variance of `x`; None if they are to be found."""
-    finite: Flag
+    finite: C.Flag
     """Whether the moments of all the norm's channels are, if they are given."""
-    operands: Sequence[Operand]
+    operands: Sequence[C.Operand]
     """The operators that are summed into the channels; none where the past is not compensated."""
     bias: Tensor | None
     """[C]: the sum of their biases, which remembered means are without."""
     is_complete: bool
     """Whether the channels are nothing but that sum."""
-    pooling: Flag
+    pooling: C.Flag
     """Where false the step is BatchNorm's, and not remembered."""
     remember: bool
     norm: NormTensors | None
@@ -75,27 +73,27 @@ class Past(NamedTuple):
             num_steps = int(self.num_steps)
             if num_steps < slots:
                 rings = {name: ring[:num_steps] for name, ring in rings.items()}
-            weights = weights_by_age(min(num_steps, slots), num_steps % max(slots, 1), decay, dtype, device).relative
+            weights = C.weights_by_age(min(num_steps, slots), num_steps % max(slots, 1), decay, dtype, device).relative
         else:
             is_there = torch.arange(slots, device=device) < self.num_steps
-            weights = torch.pow(decay, ages(slots, self.num_steps, device).to(dtype)) * is_there
+            weights = torch.pow(decay, C.ages(slots, self.num_steps, device).to(dtype)) * is_there
         return {name: ring.to(dtype) for name, ring in rings.items()}, weights
 
     def slots_by_age(self, steps: int) -> Tensor:
         """Return which of the recalled steps is of age 1, 2 and so on."""
         return (self.num_steps - torch.arange(1, 1 + steps, device=self.num_steps.device)) % max(steps, 1)
 
-    def write_(self, row: Mapping[str, Tensor], accept: Flag = True) -> None:
+    def write_(self, row: Mapping[str, Tensor], accept: C.Flag = True) -> None:
         """Overwrite the oldest step with `row`, if `accept`; what it lacks is 0. A tensor is not looked at."""
         with self.lock:
             for name, value in row.items():
-                if name.endswith(SAMPLES):
+                if name.endswith(C.SAMPLES):
                     self.widen_(name, value.shape[0])
             if accept is False:
                 return
             slot = (self.num_steps % self.slots).reshape(1)
             for name, ring in self.rings.items():
-                is_by_age = name in BY_AGE
+                is_by_age = name in C.BY_AGE
                 new = _filled(ring if is_by_age else ring[0], row.get(name))
                 if isinstance(accept, Tensor):
                     new = torch.where(accept, new, ring if is_by_age else ring.index_select(0, slot)[0])
@@ -130,15 +128,15 @@ class Statistics:
     """[C]: pooled, biased."""
     share: Tensor
     """[C] or [1]: today's weight in them."""
-    dependence: Dependence | None
+    dependence: C.Dependence | None
     """How they follow the operators' weights; None where no gradient goes through the compensation."""
     bessel: float | Tensor = 1.0
     """The pooled variance times this is unbiased; as [C] where it depends on the channel."""
-    has_variance: Flag = True
+    has_variance: C.Flag = True
     """Whether they are of more than one position; as [C] where that depends on the channel."""
     positions: int | Tensor | None = None
     """Positions of today's batch, of all processes together; None if nobody needs them."""
-    finite: Flag = True
+    finite: C.Flag = True
     """Whether today's moments and the pooled ones are."""
 
     @property
@@ -147,16 +145,57 @@ class Statistics:
         return self.dependence is not None
 
 
-class Layout(NamedTuple):
-    """What lies in the one tensor that an implementation has put its statistics into."""
+ALIGNED = 16
+"""Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
 
-    places: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
-    """Shape, strides and place of mean, var, share, and of `Dependence.tensors`; None for what is not there."""
-    size: int
-    """Their numbers together."""
-    has_dependence: bool
-    own: Any
-    """What the implementation wants to know of it in backward."""
+
+class Layout:
+    """Where tensors of some shapes lie in one, one after the other; a shape is None for what is not there."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...] | None]) -> None:
+        self.size = 0
+        self.places: list[tuple[tuple[int, ...], tuple[int, ...], int] | None] = []  # shape, strides and start
+        for shape in shapes:
+            if shape is None:
+                self.places.append(None)
+            else:
+                strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+                self.places.append((shape, strides, self.size))
+                self.size += -(-math.prod(shape) // ALIGNED) * ALIGNED
+
+    def part(self, packed: Tensor, i: int) -> Tensor | None:
+        """Return the `i`-th of them, a view."""
+        if (place := self.places[i]) is None:
+            return None
+        shape, strides, start = place
+        return packed.as_strided(shape, strides, packed.storage_offset() + start)
+
+
+_VECTORS = ("mean", "var", "share")
+
+
+def result_shapes(
+    storage: C.Storage | None, rings: Mapping[str, Tensor], steps: int, wide: int, has_bias: bool
+) -> list[tuple[int, ...] | None]:
+    """Return the shapes of a step's results: mean, var, share and, if they follow operators, `Dependence.tensors`.
+
+    They follow those of `storage`, through `steps` remembered ones of the `rings`; the weights of these are `wide`: one
+    number, or one for each channel.
+    """
+    channels, samples = rings["mean"].shape[1], samples_in(rings)
+    shapes: list[tuple[int, ...] | None] = [(channels,), (channels,), (wide,)]
+    if storage is not None and steps > 0:
+        of_bias, has_rest = (channels,) if has_bias else None, isinstance(storage, C.GradientStorage)
+        shapes += [(steps, channels), of_bias, of_bias]
+        for each in storage.geometries:
+            shapes += [(steps, samples, each.groups, each.patch_size), (steps, wide), (steps, samples, channels)]
+            shapes.append((channels, each.patch_size) if has_rest else None)
+    return shapes
+
+
+def samples_in(rings: Mapping[str, Tensor]) -> int:
+    """Return how many rows there are of each step."""
+    return rings["products"].shape[1] if "products" in rings else 1
 
 
 class PackedStatistics(Statistics):
@@ -170,27 +209,21 @@ class PackedStatistics(Statistics):
         self.positions, self.finite = positions, True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dependence":
-            rest = iter([self._part(i) for i in range(3, len(self.layout.places))])
-            found: Any = Dependence.of_tensors(rest, 1, False, True) if self.has_dependence else None
-        elif name in ("mean", "var", "share"):
-            found = self._part(("mean", "var", "share").index(name))
-        else:
+        found: Any = None
+        if name in _VECTORS:
+            found = self.layout.part(self.packed, _VECTORS.index(name))
+        elif name != "dependence":
             raise AttributeError(name)
+        elif self.has_dependence:
+            rest = iter([self.layout.part(self.packed, i) for i in range(len(_VECTORS), len(self.layout.places))])
+            found = C.Dependence.of_tensors(rest, 1, False, True)
         vars(self)[name] = found
         return found
-
-    def _part(self, number: int) -> Tensor | None:
-        place = self.layout.places[number]
-        if place is None:
-            return None
-        shape, strides, start = place
-        return self.packed.as_strided(shape, strides, self.packed.storage_offset() + start)
 
     @property
     def has_dependence(self) -> bool:
         """Whether they follow the operator's weight."""
-        return self.layout.has_dependence
+        return len(self.layout.places) > len(_VECTORS)
 
 
 class Outcome(NamedTuple):
@@ -206,52 +239,3 @@ class Outcome(NamedTuple):
 
 class NotTheOperatorsOutput(Exception):  # noqa: N818  # not an error: the norm is plain for that step
     """The input of a norm is not what its operators' weights make of their inputs."""
-
-
-def result_shapes(
-    channels: int, steps: int, samples: int, wide: int, geometries: Sequence[Geometry], has_bias: bool, has_rest: bool
-) -> list[tuple[int, ...] | None]:
-    """Return the shapes of mean, var, share, and of `Dependence.tensors`; None for what is not there.
-
-    There are `steps` remembered ones with `samples` rows each; their weights are `wide`: one number, or one for each
-    channel; `has_rest` says whether there is more of d var / dW than the rows.
-    """
-    of_bias = (channels,) if has_bias else None
-    shapes: list[tuple[int, ...] | None] = [(channels,), (channels,), (wide,), (steps, channels), of_bias, of_bias]
-    for each in geometries:
-        shapes += [(steps, samples, each.groups, each.patch_size), (steps, wide), (steps, samples, channels)]
-        shapes.append((channels, each.patch_size) if has_rest else None)
-    return shapes
-
-
-ALIGNED = 16
-"""Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
-
-
-def _starts(shapes: Shapes) -> list[int]:
-    starts = [0]
-    for shape in shapes:  # not every torch can trace itertools
-        starts.append(starts[-1] + (0 if shape is None else -(-math.prod(shape) // ALIGNED) * ALIGNED))
-    return starts
-
-
-def packed_size(shapes: Shapes) -> int:
-    """Return how many numbers tensors of these shapes take in one."""
-    return _starts(shapes)[-1]
-
-
-def make_layout(shapes: Shapes, has_dependence: bool, own: Any) -> Layout:
-    """Return where tensors of these shapes lie in one."""
-    places = [
-        None if shape is None else (shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), start)
-        for shape, start in zip(shapes, _starts(shapes)[:-1], strict=True)
-    ]
-    return Layout(places, packed_size(shapes), has_dependence, own)
-
-
-def unpacked(packed: Tensor, shapes: Shapes) -> list[Tensor | None]:
-    """Return the tensors of these shapes that lie in `packed` one after the other; None for None."""
-    return [
-        None if shape is None else packed[start : start + math.prod(shape)].view(shape)
-        for shape, start in zip(shapes, _starts(shapes)[:-1], strict=True)
-    ]

@@ -57,7 +57,5 @@ class WeightGradientHook:
         if self._task != backward_id() or grad is None:
             return None
         for jacobian, grad_mean, grad_var in deliveries:
-            if not ops.add_weight_gradient_(grad, jacobian, grad_mean, grad_var):
-                rows = jacobian.weight_gradient(grad_mean, grad_var)
-                grad = grad + rows.reshape(grad.shape).to(grad.dtype)
+            grad = ops.add_weight_gradient_(grad, jacobian, grad_mean, grad_var)
         return *grad_inputs[:_WEIGHT], grad, *grad_inputs[_WEIGHT + 1 :]

@@ -46,7 +46,7 @@ __attribute__((always_inline)) static inline void NAME(pool)(
  * results          out, see `lay_out`
  * remember         whether what is to be remembered of today is made
  * next_...         out: that
- * scratch          room, see `Tables.room`
+ * scratch          room, see `Workspace._room_needed`
  *
  * Where the weights of the steps are found here (see weighting.py), else null or unused:
  * differences      room [c, r]
@@ -74,7 +74,7 @@ const struct field NAME(memory_fields)[] = {MEMORY(DESCRIBE){0, 0, sizeof(struct
 #undef DESCRIBED
 
 /* What a step leaves is one array, so that it is allocated, kept and handed on as one. Here is what lies in it, one after
- * the other, each from a multiple of ALIGNED numbers on; `result_shapes` and `unpacked` tell Python the same. */
+ * the other, each from a multiple of ALIGNED numbers on; `result_shapes` and `Layout` tell Python the same. */
 struct NAME(results) {
     REAL *mean, *var;      /* [c]: the pooled moments */
     REAL *share;           /* [1]: today's weight in them */

@@ -1,4 +1,4 @@
-/* How much each remembered step weighs: weighting.py derives it. Included for each type of numbers. */
+/* How much each remembered step weighs: see weighting.py. Included for each type of numbers. */
 
 #define ROOT(x) (sizeof(REAL) == 4 ? (REAL)sqrtf((float)(x)) : (REAL)sqrt(x))
 
