@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn import functional as C
+from crossbn import ops
+from crossbn.ops import cpu
 from crossbn.pairing.graph import read_calls
+from crossbn.recipes.classification.networks import build_network
 from tests.nn.test_oracle import OPERATORS, assert_near, norm_for
+from tests.ops.test_cpu import train, twice
 from tests.reference.cross_iteration import ReferenceNorm
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -91,6 +95,21 @@ def test_samples_of_all_positions_equal_the_reference(name: str) -> None:
     make, shape = OPERATORS[name]
     torch.manual_seed(1)
     check(make(), nn.GELU(), shape, torch.float32, positions=999)
+
+
+@pytest.mark.parametrize("name", ["resnet8_norm_last", "convmixer2"])
+@pytest.mark.parametrize("positions", [8, 128])
+def test_compiled_code_trains_the_same(name: str, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, seen, step = build_network(name, 3, 10, width=2), list[str](), cpu.step
+
+    def watch(inputs: ops.StepInputs, past: ops.Past, storage: C.Storage | None, settings: C.Settings) -> Any:
+        found = step(inputs, past, storage, settings)
+        seen.extend([] if found is None else [type(storage).__name__])
+        return found
+
+    monkeypatch.setattr(cpu, "step", watch)
+    twice(lambda: train(network, compensate_through="activations", positions=positions))
+    assert seen == ["ActivatedStorage"] * 7 * sum(isinstance(m, nn.BatchNorm2d) for m in network.modules())
 
 
 def converted(*modules: nn.Module, **options: Any) -> tuple[nn.Sequential, crossbn.ConversionReport]:

@@ -285,7 +285,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         hook = weight = None
         if has_graph and statistics.has_dependence and x.requires_grad:
             hook, (weight, _) = operator.hook(call), operator.trained(call)
-        run = Run(0, x.shape[1], (operator.geometry,), statistics, (hook,))
+        run = Run(0, x.shape[1], (operator.rows_geometry,), statistics, (hook,))
         return attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
 
     def _compiled_forward(self, x: Tensor) -> Tensor:

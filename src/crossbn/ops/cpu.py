@@ -126,7 +126,10 @@ def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Sett
     """
     if len(inputs.operands) != 1 or not inputs.is_complete or inputs.bias is not None or inputs.pooling is not True:
         return None
-    if inputs.finite is not True or (inputs.moments is None and inputs.norm is None) or not library.in_use(inputs.x):
+    if inputs.finite is not True or not library.in_use(inputs.x):
+        return None
+    # Where an activation is between, moments are needed to make a row.
+    if inputs.moments is None and (inputs.norm is None or isinstance(storage, ActivatedStorage)):
         return None
     work, outcome = _workspace(inputs, past, storage, settings), None
     if work is None:
@@ -152,7 +155,7 @@ def _workspace(inputs: StepInputs, past: Past, storage: Storage | None, settings
             pass
     if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
         return None
-    if storage is None or isinstance(storage, ActivatedStorage) or storage.positions is None:
+    if storage is None or storage.positions is None:
         return None
     if settings.history_dtype is not None or not past.is_readable:
         return None

@@ -114,6 +114,15 @@ def best_weights(
     return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today, price))
 
 
+def make_row(
+    inputs: StepInputs, past: Past, storage: C.Storage | None, weights: list[Tensor]
+) -> tuple[dict[str, Tensor], Flag, Flag]:
+    """Return what one process is to remember, whether it is the operators', and whether their inputs are finite."""
+    assert inputs.moments is not None
+    today = _Today(*inputs.moments, inputs.x.numel() // inputs.x.shape[1], inputs.finite, None, None)
+    return _row(inputs, past, storage, weights, today)
+
+
 def _row(
     inputs: StepInputs, past: Past, storage: C.Storage | None, weights: list[Tensor], today: _Today
 ) -> tuple[dict[str, Tensor], Flag, Flag]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Geometry, Settings, Storage, weighting
 from crossbn.functional.sensitivity import counts_by_dimension, jump_over, taps_of_all
-from crossbn.ops import library
+from crossbn.ops import library, reference
 from crossbn.ops.library import Unfit, address
 from crossbn.ops.types import (
     Layout,
@@ -40,10 +40,9 @@ def extent_of(shape: torch.Size) -> tuple[int, int, int]:
 class Results(Layout):
     """Where the results of a step lie that reads so many remembered ones, and what backward is told of them."""
 
-    def __init__(
-        self, shape: torch.Size, geometry: Geometry, storage: Storage, rings: Mapping[str, Tensor], steps: int
-    ) -> None:
+    def __init__(self, shape: torch.Size, storage: Storage, rings: Mapping[str, Tensor], steps: int) -> None:
         super().__init__(result_shapes(storage, rings, steps, 1, False))
+        geometry = storage.geometries[0]
         channels, size, samples = shape[1], geometry.patch_size, samples_in(rings)
         of_kernel = geometry.in_channels // geometry.groups, *geometry.kernel
         self.shape, self.coefficients = shape, steps * samples * channels
@@ -66,6 +65,7 @@ class Workspace:
         assert storage.positions is not None
         self._owners, self._sizes = (storage, settings), (geometry, x.shape, y.shape, x.dtype)
         self._is_lone = x.numel() == x.shape[1]
+        self._is_activated = isinstance(storage, C.ActivatedStorage)
         self._threads, self._vector = torch.get_num_threads(), (x.shape[1],)
         self._tables, self._index = _make_tables(geometry, y, x, storage.positions)
         self._batch: Any = library.structures["batch", x.dtype]()
@@ -82,7 +82,8 @@ class Workspace:
 
     def _point_to_rings(self, past: Past, storage: Storage, settings: Settings, x: Tensor) -> None:
         """Say where what is remembered is, and where what is to be remembered goes."""
-        memory, (channels,), geometry, samples = self._memory, self._vector, self._sizes[0], samples_in(past.rings)
+        memory, (channels,), samples = self._memory, self._vector, samples_in(past.rings)
+        geometry = storage.geometries[0]
         self._rings, self._next = dict(past.rings), {}  # as long as addresses are kept, the tensors are
         if not isinstance(storage, C.GradientStorage) and samples <= self._tables.amount:
             raise Unfit
@@ -128,14 +129,20 @@ class Workspace:
     def step(self, inputs: StepInputs, past: Past) -> Outcome | None:
         """Do a step."""
         batch, memory, (geometry, x_shape, y_shape, dtype) = self._batch, self._memory, self._sizes
-        x, (_, weight, y, _, _), vector, (_, settings) = inputs.x, inputs.operands[0], self._vector, self._owners
+        x, (_, weight, y, _, bias), vector, (storage, settings) = (
+            inputs.x,
+            inputs.operands[0],
+            self._vector,
+            self._owners,
+        )
         assert y is not None
-        if geometry.transposed:
-            weight = C.flatten_weight(weight.detach(), geometry)  # it lives as long as its address is needed
+        if geometry.transposed or self._is_activated:
+            # It lives as long as its address is needed.
+            weight = C.flatten_weight(weight.detach(), geometry, bias).contiguous()
         batch.x, memory.y = address(x, dtype, x_shape, dense=False), address(y, dtype, y_shape, dense=False)
         batch.x_stride, memory.y_stride = x.stride()[0], y.stride()[0]
         memory.weight = address(weight, dtype, weight.shape)
-        if weight.numel() != x_shape[1] * geometry.patch_size:
+        if weight.numel() != x_shape[1] * memory.i:
             raise Unfit
         today, output, norm = inputs.moments, None, inputs.norm
         if today is None:
@@ -156,9 +163,12 @@ class Workspace:
             relative = C.weights_by_age(steps, num_steps % slots, settings.rate, dtype, x.device).relative
             batch.step_weights = None if relative is None else relative.data_ptr()
         if (results := self._results.get(steps)) is None:
-            results = self._results[steps] = Results(x_shape, geometry, self._owners[0], self._rings, steps)
-        packed = x.new_empty(results.size)
-        memory.seen, memory.remember, memory.results = num_steps, inputs.remember, packed.data_ptr()
+            results = self._results[steps] = Results(x_shape, storage, self._rings, steps)
+        packed, remember = x.new_empty(results.size), inputs.remember
+        if remember and self._is_activated:
+            remember = self._make_row(inputs, past, weight)
+        memory.seen, memory.results = num_steps, packed.data_ptr()
+        memory.remember = remember and not self._is_activated
         came_to = self._functions["step"](*self._structures, self._threads)
         if came_to == _NOT_FINITE:
             return None
@@ -167,8 +177,18 @@ class Workspace:
         if output is not None and norm is not None:
             torch.autograd.graph.increment_version(norm[:3])
         found = PackedStatistics(packed, results, batch.bessel, batch.counted, batch.n * batch.s)
-        commit = partial(self._remember, past, today) if inputs.remember and came_to == _DONE else None
+        commit = partial(self._remember, past, today) if remember and came_to == _DONE else None
         return Outcome(found, commit, output)
+
+    def _make_row(self, inputs: StepInputs, past: Past, weight: Tensor) -> bool:
+        """Make what is to be remembered where an activation is between; tell whether it is to be."""
+        row, is_theirs, is_sound = reference.make_row(inputs, past, self._owners[0], [weight])
+        if not is_theirs:
+            raise NotTheOperatorsOutput
+        for name, place in self._next.items():
+            if name in row:
+                place.copy_(row[name])
+        return bool(is_sound)
 
     def _remember(self, past: Past, _: Sequence[Tensor]) -> None:
         """Write what the step has made into the rings. Its moments must live until then."""
