@@ -1,13 +1,5 @@
 """The operations that carry the time of a training step, each with one schema and an implementation for each device.
 
-| operation | does |
-|---|---|
-| `moments` | mean and variance of a batch |
-| `step` | pools them with the remembered ones at today's weights, and makes what is to be remembered |
-| `step_backward` | the gradients of the normalization, and of today's weights by way of the remembered steps |
-| `add_weight_gradient_` | the latter, added to the gradient of a large weight where it is made |
-| `take_over` | running statistics, if they are finite |
-
 `reference.py` and `functional` do all of it with torch's operators, on any device. An implementation for a device is a
 file with functions of the same names and arguments that return None, or False, where the case is not theirs; it has a
 line in `DEVICES`.

@@ -23,21 +23,17 @@ class Run(NamedTuple):
     stop: int
     geometries: tuple[C.Geometry, ...]
     statistics: Statistics
-    hooks: tuple[WeightGradientHook | None, ...]
-    """Where to add to each weight's gradient; None where it is handed to autograd."""
+    hooks: tuple[WeightGradientHook | None, ...]  # to add to weights' gradients; None where autograd is handed them
 
 
 class Context(NamedTuple):
     """What a normalization is told beside the tensors that gradients go to."""
 
-    share: Tensor
-    """[C] or [1]: the weight of the input's own batch in the statistics."""
+    share: Tensor  # [C] or [1]: the weight of the input's own batch in the statistics
     eps: float
     label: str = "normalize"
-    group: dist.ProcessGroup | None = None
-    """The processes whose batches form today's batch together; None for this one alone."""
-    positions: Tensor | None = None
-    """Their positions together; with `group` only."""
+    group: dist.ProcessGroup | None = None  # whose batches form today's together; None for this process alone
+    positions: Tensor | None = None  # their positions together; with `group` only
     runs: tuple[Run, ...] = ()
 
 
@@ -73,8 +69,7 @@ def normalize(
     gamma = torch.ones_like(mean) if gamma is None else gamma.to(mean.dtype).contiguous()
     beta = None if beta is None else beta.to(mean.dtype).contiguous()
     # `context` is a tuple, which autograd does not look into: what it takes for an argument it returns as a view.
-    y: Tensor = _Normalize.apply(x, mean, var, gamma, beta, context, *operands)
-    return y
+    return _Normalize.apply(x, mean, var, gamma, beta, context, *operands)
 
 
 class _Normalize(torch.autograd.Function):
@@ -146,8 +141,7 @@ def attach(
     That is one run with one operator, whose statistics are packed. `weight` is None if it gets no gradient; `output` if
     the step has not made it.
     """
-    y: Tensor = _Attach.apply(x, gamma, beta, weight, (run, eps, label, output))
-    return y
+    return _Attach.apply(x, gamma, beta, weight, (run, eps, label, output))
 
 
 class _Attach(torch.autograd.Function):

@@ -38,8 +38,7 @@ class _Today(NamedTuple):
     positions: int | Tensor
     finite: Flag
     terms: TaylorTerms | None
-    local: Tensor | None
-    """This process's share of the positions; None for one process."""
+    local: Tensor | None  # this process's share of the positions; None for one process
 
 
 def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:

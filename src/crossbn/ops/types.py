@@ -29,37 +29,25 @@ class NormTensors(NamedTuple):
 class StepInputs(NamedTuple):
     """What a step reads of today. Nothing here has a graph that matters."""
 
-    x: Tensor
-    """[N, C, ...]: the segment's channels."""
-    moments: tuple[Tensor, Tensor] | None
-    """Mean and biased variance of `x`; None if they are to be found."""
-    finite: C.Flag
-    """Whether the moments of all the norm's channels are, if they are given."""
-    operands: Sequence[C.Operand]
-    """The operators that are summed into the channels; none where the past is not compensated."""
-    bias: Tensor | None
-    """[C]: the sum of their biases, which remembered means are without."""
-    is_complete: bool
-    """Whether the channels are nothing but that sum."""
-    pooling: C.Flag
-    """Where false the step is BatchNorm's, and not remembered."""
+    x: Tensor  # [N, C, ...]: the segment's channels
+    moments: tuple[Tensor, Tensor] | None  # mean and biased variance of `x`; None if they are to be found
+    finite: C.Flag  # whether the moments of all the norm's channels are, if they are given
+    operands: Sequence[C.Operand]  # those summed into the channels; none where the past is not compensated
+    bias: Tensor | None  # [C]: the sum of their biases, which remembered means are without
+    is_complete: bool  # whether the channels are nothing but that sum
+    pooling: C.Flag  # where false the step is BatchNorm's, and not remembered
     remember: bool
-    norm: NormTensors | None
-    """If the norm reads nothing else: an implementation may then normalize as well."""
+    norm: NormTensors | None  # if the norm reads nothing else: an implementation may then normalize as well
 
 
 class Past(NamedTuple):
     """What is remembered: the steps' tensors [slots, ...] by name, in a ring, but for those `BY_AGE`."""
 
     rings: dict[str, Tensor]
-    num_steps: Tensor
-    """How many have been remembered so far, an int64 scalar."""
-    is_readable: bool
-    """Whether Python may look at values: they are on the CPU."""
-    lock: AbstractContextManager[Any]
-    """To be held while a step is written: threads may share a model."""
-    scratch: list[Any]
-    """What implementations keep from one step to the next; emptied when other tensors take the rings' place."""
+    num_steps: Tensor  # how many have been remembered so far, an int64 scalar
+    is_readable: bool  # whether Python may look at values: they are on the CPU
+    lock: AbstractContextManager[Any]  # to be held while a step is written: threads may share a model
+    scratch: list[Any]  # of implementations, from step to step; emptied when other tensors take the rings' place
 
     @property
     def slots(self) -> int:
@@ -122,22 +110,14 @@ def _filled(place: Tensor, value: Tensor | None) -> Tensor:
 class Statistics:
     """What a segment is normalized with. Nothing here has a graph."""
 
-    mean: Tensor
-    """[C]: pooled."""
-    var: Tensor
-    """[C]: pooled, biased."""
-    share: Tensor
-    """[C] or [1]: today's weight in them."""
-    dependence: C.Dependence | None
-    """How they follow the operators' weights; None where no gradient goes through the compensation."""
-    bessel: float | Tensor = 1.0
-    """The pooled variance times this is unbiased; as [C] where it depends on the channel."""
-    has_variance: C.Flag = True
-    """Whether they are of more than one position; as [C] where that depends on the channel."""
-    positions: int | Tensor | None = None
-    """Positions of today's batch, of all processes together; None if nobody needs them."""
-    finite: C.Flag = True
-    """Whether today's moments and the pooled ones are."""
+    mean: Tensor  # [C]: pooled
+    var: Tensor  # [C]: pooled, biased
+    share: Tensor  # [C] or [1]: today's weight in them
+    dependence: C.Dependence | None  # on the operators' weights; None where no gradient goes through the compensation
+    bessel: float | Tensor = 1.0  # the pooled variance times this is unbiased; as [C] where it depends on the channel
+    has_variance: C.Flag = True  # whether they are of more than one position; as [C] where that depends on the channel
+    positions: int | Tensor | None = None  # of today's batch, of all processes together; None if nobody needs them
+    finite: C.Flag = True  # whether today's moments and the pooled ones are
 
     @property
     def has_dependence(self) -> bool:
@@ -230,11 +210,10 @@ class Outcome(NamedTuple):
     """What a step came to."""
 
     statistics: Statistics
-    commit: Callable[[], None] | None
-    """Remembers the step, when the whole forward has come to its end; None if it is not to be remembered."""
+    commit: Callable[[], None] | None  # remembers the step, at the end of the whole forward; None if it is not to be
     output: Tensor | None
-    """The normalized input, if the step was asked for it and has made it; running statistics have then moved. The
-    statistics are then `PackedStatistics`."""
+    """The normalized input, if the step was asked for it and has made it: then running statistics have moved, and the
+    statistics are `PackedStatistics`."""
 
 
 class NotTheOperatorsOutput(Exception):  # noqa: N818  # not an error: the norm is plain for that step

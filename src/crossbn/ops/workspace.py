@@ -1,4 +1,4 @@
-"""A step in compiled code, and what the next one can use again: structures, tables, room, a row to be remembered."""
+"""A whole step in compiled code: where it finds what it reads, and where its results lie."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class Results(Layout):
 
 
 class Workspace:
-    """It is for one operator, storage and settings, and inputs of one size, all of which is looked at once.
+    """What a step needs and the next one can use again: structures, tables, room, and a row to be remembered.
 
-    It belongs to one step at a time, from its forward until it is remembered.
+    It is for one operator, storage and settings, and inputs of one size, all of which is looked at once. It belongs to
+    one step at a time, from its forward until it is remembered.
     """
 
     def __init__(self, inputs: StepInputs, past: Past, storage: Storage, settings: Settings) -> None:
