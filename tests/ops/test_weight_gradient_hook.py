@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.ops import library
+from crossbn.ops import Statistics, library
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
 
 
@@ -23,6 +23,11 @@ def jacobian(dtype: torch.dtype) -> C.Jacobian:
     return C.Jacobian(rows, of_mean, of_var)
 
 
+def statistics(of: C.Jacobian) -> Statistics:
+    vector = torch.zeros(4)
+    return Statistics(vector, vector, vector, C.Dependence((of,), vector, None, False, True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("native", [True, False])
@@ -34,7 +39,7 @@ def test_it_is_added(dtype: torch.dtype, layout: torch.memory_format, native: bo
     hook = WeightGradientHook.on(x.grad_fn)
     assert WeightGradientHook.on(x.grad_fn) is hook
     z = x * 1
-    z.register_hook(lambda _: hook.deliver(of, a, v))
+    z.register_hook(lambda _: hook.deliver(statistics(of), 0, a, v))
     expected = alone.to(wide) + of.weight_gradient(a, v).reshape(4, 3, 3, 3)
     for _ in range(2):  # a second backward delivers anew
         if native:
@@ -52,8 +57,8 @@ def test_shared_statistics_are_joined() -> None:
     (alone,) = torch.autograd.grad(x.sum(), weight, retain_graph=True)
     hook = WeightGradientHook.on(x.grad_fn)
     z = x * 1
-    z.register_hook(lambda _: hook.deliver(of, a, v))
-    z.register_hook(lambda _: hook.deliver(of, 2 * a, v))
+    z.register_hook(lambda _: hook.deliver(statistics(of), 0, a, v))
+    z.register_hook(lambda _: hook.deliver(statistics(of), 0, 2 * a, v))
     (got,) = torch.autograd.grad(z.sum(), weight)
     torch.testing.assert_close(got, alone + of.weight_gradient(3 * a, 2 * v).reshape(weight.shape))
 
@@ -63,7 +68,9 @@ def test_what_one_backward_leaves_does_not_reach_another() -> None:
     (alone,) = torch.autograd.grad(x.sum(), weight, retain_graph=True)
     hook = WeightGradientHook.on(x.grad_fn)
     z = x * 1
-    handle = z.register_hook(lambda _: hook.deliver(jacobian(torch.float64), *torch.ones(2, 4, dtype=torch.float64)))
+    handle = z.register_hook(
+        lambda _: hook.deliver(statistics(jacobian(torch.float64)), 0, *torch.ones(2, 4, dtype=torch.float64))
+    )
     torch.autograd.grad(z.sum(), x, retain_graph=True)  # it ends before the convolution
     handle.remove()
     torch.testing.assert_close(torch.autograd.grad(z.sum(), weight)[0], alone)

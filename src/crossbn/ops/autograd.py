@@ -12,7 +12,7 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.ops.double_backward import gradients_with_graph
-from crossbn.ops.types import PackedStatistics, Statistics
+from crossbn.ops.types import Layout, PackedStatistics, Statistics
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
 
 
@@ -84,12 +84,16 @@ class _Normalize(torch.autograd.Function):
         context: Context,
         *operands: Tensor | None,
     ) -> Tensor:
-        ctx.runs, kept = [], []
+        ctx.runs = []
+        kept: list[Tensor | None] = []
         for start, stop, geometries, statistics, hooks in context.runs:
-            dependence = statistics.dependence
-            assert dependence is not None
+            if isinstance(statistics, PackedStatistics):
+                kept.append(statistics.packed)
+                ctx.runs.append((start, stop, geometries, hooks, statistics.layout))
+                continue
+            dependence = statistics.derivative
             kept += dependence.tensors()
-            ctx.runs.append((start, stop, geometries, hooks, dependence.is_curved, dependence.is_centred))
+            ctx.runs.append((start, stop, geometries, hooks, (dependence.is_curved, dependence.is_centred)))
         ctx.save_for_backward(x, mean, var, gamma, context.share, context.positions, *kept)
         ctx.operands = operands  # not saved: their values are not needed, and may change
         ctx.eps, ctx.group, ctx.label = context.eps, context.group, context.label
@@ -100,29 +104,31 @@ class _Normalize(torch.autograd.Function):
         x, mean, var, gamma, share, count, *kept = ctx.saved_tensors
         statistics, needed = Statistics(mean, var, share, None, positions=count), ctx.needs_input_grad
         runs, operators, tensors = [], [], iter(kept)
-        for start, stop, geometries, hooks, *flags in ctx.runs:
-            dependence = C.Dependence.of_tensors(tensors, len(geometries), *flags)
-            runs.append((start, stop, geometries, dependence))
-            for each in zip(geometries, dependence.jacobians, hooks, strict=True):
-                operators.append((start, stop, dependence, *each))
+        for start, stop, geometries, hooks, how in ctx.runs:
+            if isinstance(how, Layout):
+                each: Statistics = PackedStatistics(next(tensors), how)
+            else:
+                each = Statistics(mean, var, share, C.Dependence.of_tensors(tensors, len(geometries), *how))
+            runs.append((start, stop, geometries, each))
+            operators += [(start, stop, each, i, *of) for i, of in enumerate(zip(geometries, hooks, strict=True))]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             given = grad, x, gamma, statistics, runs, ctx.operands
             dx, a, v, dgamma, dbeta, *rest = gradients_with_graph(*given, ctx.eps, ctx.label, ctx.group)
             return dx, a, v, dgamma, dbeta if needed[4] else None, None, *rest
         wanted = [needed[6 + 2 * i] and each[-1] is None for i, each in enumerate(operators)]
-        jacobians = [(each[0], each[4]) for each, own in zip(operators, wanted, strict=True) if own]
+        jacobians = [(o[0], o[2].derivative.jacobians[o[3]]) for o, own in zip(operators, wanted, strict=True) if own]
         found = ops.step_backward(grad, x, gamma, ctx.eps, statistics, jacobians, ctx.group)
         own_grads = found.x, found.mean, found.var, found.gamma, found.beta
         grads = [each if own else None for each, own in zip(own_grads, needed[:5], strict=True)]
         grads.append(None)
         weights = iter(found.weights)
-        for i, (start, stop, dependence, geometry, jacobian, hook) in enumerate(operators):
+        for i, (start, stop, each, number, geometry, hook) in enumerate(operators):
             weight, bias = ctx.operands[2 * i : 2 * i + 2]
             grads.append(_shaped(next(weights), geometry, weight) if wanted[i] else None)
             a, v = found.mean[start:stop], found.var[start:stop]
             if hook is not None and needed[6 + 2 * i]:
-                hook.deliver(jacobian, a, v)
-            grads.append(dependence.bias_gradient(a, v).to(bias.dtype) if needed[7 + 2 * i] else None)
+                hook.deliver(each, number, a, v)
+            grads.append(each.derivative.bias_gradient(a, v).to(bias.dtype) if needed[7 + 2 * i] else None)
         return tuple(grads)
 
 
@@ -164,7 +170,7 @@ class _Attach(torch.autograd.Function):
         statistics, hook = PackedStatistics(packed, ctx.layout), ctx.hook
         if torch.is_grad_enabled():
             dependence = statistics.dependence if of_weight else None
-            runs = [] if dependence is None else [(0, x.shape[1], (ctx.geometry,), dependence)]
+            runs = [] if dependence is None else [(0, x.shape[1], (ctx.geometry,), statistics)]
             operands = [] if dependence is None else [ctx.weight, None]
             found = gradients_with_graph(grad, x, gamma, statistics, runs, operands, ctx.eps, ctx.label)
             return found[0], found[3], found[4] if of_beta else None, found[5] if of_weight else None, None
@@ -172,8 +178,8 @@ class _Attach(torch.autograd.Function):
         dx, dgamma, dbeta, a, v, weights = ops.step_backward(
             grad, x, gamma, ctx.eps, statistics, None if through else ()
         )
-        if of_weight and hook is not None and statistics.dependence is not None:
-            hook.deliver(statistics.dependence.jacobians[0], a, v)
+        if of_weight and hook is not None and statistics.has_dependence:
+            hook.deliver(statistics, 0, a, v)
         own = _shaped(weights[0], ctx.geometry, ctx.weight) if through else None
         return dx if of_x else None, dgamma if of_gamma else None, dbeta if of_beta else None, own, None
 

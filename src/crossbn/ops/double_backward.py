@@ -68,7 +68,7 @@ def gradients_with_graph(
     x: Tensor,
     gamma: Tensor | None,
     statistics: Statistics,
-    runs: Sequence[tuple[int, int, tuple[C.Geometry, ...], C.Dependence]],
+    runs: Sequence[tuple[int, int, tuple[C.Geometry, ...], Statistics]],
     operands: Sequence[Tensor | None],
     eps: float,
     label: str,
@@ -86,11 +86,11 @@ def gradients_with_graph(
     x, mean, var, gamma = (each.view_as(each) for each in (x, statistics.mean, statistics.var, gamma))
     operands = [None if each is None else each.view_as(each) for each in operands]
     shift, growth, i = torch.zeros_like(mean), torch.zeros_like(var), 0
-    for start, stop, geometries, dependence in runs:
+    for start, stop, geometries, each in runs:
         own = operands[i : i + 2 * len(geometries)]
         i += len(own)
         channels = torch.arange(start, stop, device=x.device)
-        of_mean, of_var = changes(dependence, geometries, own[::2], own[1::2])
+        of_mean, of_var = changes(each.derivative, geometries, own[::2], own[1::2])
         shift, growth = shift.index_add(0, channels, of_mean), growth.index_add(0, channels, of_var)
     y = differentiable_output(x, mean, var, gamma, statistics.share, eps, shift, growth)
     asked = [x, mean, var, gamma, *operands]

@@ -124,6 +124,17 @@ class Statistics:
         """Whether they follow the operators' weights, without looking how."""
         return self.dependence is not None
 
+    @property
+    def derivative(self) -> C.Dependence:
+        """The dependence, where there is one."""
+        assert self.dependence is not None
+        return self.dependence
+
+    @property
+    def place(self) -> int:
+        """Where in memory they are: the same for norms that share them."""
+        return self.derivative.jacobians[0].rows.data_ptr()
+
 
 ALIGNED = 16
 """Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
@@ -204,6 +215,11 @@ class PackedStatistics(Statistics):
     def has_dependence(self) -> bool:
         """Whether they follow the operator's weight."""
         return len(self.layout.places) > len(_VECTORS)
+
+    @property
+    def place(self) -> int:
+        """Where in memory they are."""
+        return self.packed.data_ptr()
 
 
 class Outcome(NamedTuple):

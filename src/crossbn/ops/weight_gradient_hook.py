@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crossbn import ops
-from crossbn.functional import Jacobian
+from crossbn.ops.types import Statistics
 from crossbn.torch_internals import backward_id
 
 _KEY, _WEIGHT = "crossbn weight gradient", 1
@@ -24,7 +24,7 @@ class WeightGradientHook:
     """What is to be added to the weight's gradient of one call, not transposed, when its node has run."""
 
     def __init__(self) -> None:
-        self._deliveries: list[tuple[Jacobian, Tensor, Tensor]] = []
+        self._deliveries: dict[tuple[int, int], tuple[Statistics, Tensor, Tensor]] = {}
         self._task = -1
 
     @classmethod
@@ -36,26 +36,25 @@ class WeightGradientHook:
             node.register_hook(found._add)
         return found
 
-    def deliver(self, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> None:
-        """Say in a norm's backward what to add: gradients of pooled mean and variance, and how these follow the weight.
+    def deliver(self, statistics: Statistics, i: int, grad_mean: Tensor, grad_var: Tensor) -> None:
+        """Say in a norm's backward what to add: gradients of pooled statistics, of whose operators this is the `i`-th.
 
         Norms that share statistics are joined into one delivery.
         """
         if self._task != backward_id():  # what is left is of a backward that did not come to this node
             self._deliveries.clear()
             self._task = backward_id()
-        for i, (other, *grads) in enumerate(self._deliveries):
-            if other.rows.data_ptr() == jacobian.rows.data_ptr():
-                self._deliveries[i] = jacobian, grads[0] + grad_mean, grads[1] + grad_var
-                return
-        self._deliveries.append((jacobian, grad_mean, grad_var))
+        key = statistics.place, i
+        if (known := self._deliveries.get(key)) is not None:
+            grad_mean, grad_var = known[1] + grad_mean, known[2] + grad_var
+        self._deliveries[key] = statistics, grad_mean, grad_var
 
     @torch.no_grad()
     def _add(self, grad_inputs: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...] | None:
-        deliveries, self._deliveries = self._deliveries, []
+        deliveries, self._deliveries = self._deliveries, {}
         grad = grad_inputs[_WEIGHT]
         if self._task != backward_id() or grad is None:
             return None
-        for jacobian, grad_mean, grad_var in deliveries:
-            grad = ops.add_weight_gradient_(grad, jacobian, grad_mean, grad_var)
+        for (_, i), (statistics, grad_mean, grad_var) in deliveries.items():
+            grad = ops.add_weight_gradient_(grad, statistics.derivative.jacobians[i], grad_mean, grad_var)
         return *grad_inputs[:_WEIGHT], grad, *grad_inputs[_WEIGHT + 1 :]
