@@ -126,7 +126,8 @@ class Dependence(NamedTuple):
         assert dvar_dvar is not None
         jacobians = []
         for _ in range(operators):  # torch 2.8 does not trace itertools.islice
-            jacobians.append(Jacobian(*(next(tensors) for _ in range(4))))  # type: ignore[arg-type]  # as taken
+            rows, mean_coefficient, var_coefficient, rest = (next(tensors) for _ in range(4))
+            jacobians.append(Jacobian(rows, mean_coefficient, var_coefficient, rest))  # type: ignore[arg-type]  # as taken
         of_bias = None if of_mean is None or of_var is None else (of_mean, of_var)
         return cls(tuple(jacobians), dvar_dvar, of_bias, curved, centred)
 

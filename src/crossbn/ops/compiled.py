@@ -22,7 +22,8 @@ from crossbn import ops
 from crossbn.functional import Settings
 from crossbn.functional.settings import CHOICES
 from crossbn.messages import say
-from crossbn.ops.types import Layout, NotTheOperatorsOutput, Past, Statistics, StepInputs, result_shapes
+from crossbn.ops import types
+from crossbn.ops.types import NotTheOperatorsOutput, Past, Statistics, StepInputs
 from crossbn.torch_internals import process_group_called
 
 _COUNTS = ("window", "burn_in", "positions")
@@ -52,7 +53,7 @@ def step(
     history = list(past.rings.values()), past.num_steps, burnt
     options = numbers, settings.rate, group, is_complete, remember
     found = torch.ops.crossbn.step(x, inputs, weights, bias, *history, *options)
-    results = _parts(found, _layout(storage, past.rings, settings, bias is not None))
+    results = _parts(found, _shapes(storage, past.rings, settings, bias is not None))
     bessel, has_variance, positions, finite, mean, var, share, *rest = results
     dependence = None
     if rest:
@@ -115,11 +116,11 @@ def _run(
         say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
         today = today._replace(operands=(), pooling=False, remember=False)
         found, commit, _ = ops.step(today, past, storage, settings)
-    layout = _layout(storage, by_name, settings, bias is not None)
+    shapes = _shapes(storage, by_name, settings, bias is not None)
     tensors = [found.bessel, found.has_variance, found.positions, found.finite, found.mean, found.var, found.share]
     tensors += found.dependence.tensors() if found.dependence is not None else []
-    packed = found.mean.new_zeros(layout.size)
-    for place, tensor in zip(_parts(packed, layout), tensors, strict=False):
+    packed = found.mean.new_zeros(types.starts_in_one(shapes)[-1])
+    for place, tensor in zip(_parts(packed, shapes), tensors, strict=False):
         if place is not None and tensor is not None:
             values = torch.as_tensor(tensor, dtype=packed.dtype)
             (place[: len(values)] if place.ndim > 1 else place).copy_(values)
@@ -132,23 +133,23 @@ def _run_fake(x: Tensor, _: Any, weights: list[Tensor], bias: Tensor | None, rin
     _, _, numbers, decay, *_ = rest
     settings, storage = _meaning(tuple(numbers), len(weights), decay)
     by_name = dict(zip(C.history_shapes(x.shape[1], storage, settings), rings, strict=True))
-    layout = _layout(storage, by_name, settings, bias is not None)
-    return x.new_empty(layout.size, dtype=C.accumulation_dtype(x.dtype))
+    size = types.starts_in_one(_shapes(storage, by_name, settings, bias is not None))[-1]
+    return x.new_empty(size, dtype=C.accumulation_dtype(x.dtype))
 
 
-def _layout(storage: C.Storage | None, rings: dict[str, Tensor], settings: Settings, has_bias: bool) -> Layout:
-    """Return how the results lie in one: bessel, has_variance, positions, finite, mean, var, share, and dependence."""
+def _shapes(storage: C.Storage | None, rings: dict[str, Tensor], settings: Settings, has_bias: bool) -> types.Shapes:
+    """Return the shapes of the results: bessel, has_variance, positions, finite, mean, var, share, and dependence."""
     slots, channels = rings["mean"].shape
     followed = storage if settings.backward == "through" else None
-    shapes = result_shapes(followed, rings, slots, channels if settings.invalid == "drop" else 1, has_bias)
-    return Layout([(channels,), (channels,), (), (), *shapes])
+    shapes = types.result_shapes(followed, rings, slots, channels if settings.invalid == "drop" else 1, has_bias)
+    return [(channels,), (channels,), (), (), *shapes]
 
 
-def _parts(packed: Tensor, layout: Layout) -> list[Tensor | None]:
-    """Return what `Layout.part` does of all, in a way that every torch can trace."""
+def _parts(packed: Tensor, shapes: types.Shapes) -> list[Tensor | None]:
+    """Return the tensors of these shapes that lie in `packed`, in a way that every torch can trace; None for None."""
     return [
-        None if place is None else packed[place[2] : place[2] + math.prod(place[0])].view(place[0])
-        for place in layout.places
+        None if shape is None else packed[start : start + math.prod(shape)].view(shape)
+        for shape, start in zip(shapes, types.starts_in_one(shapes)[:-1], strict=True)
     ]
 
 

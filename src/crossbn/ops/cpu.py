@@ -64,17 +64,20 @@ def step_backward(
     if not library.in_use(x):
         return None
     grad, x, dtype, c, new = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1], x.new_empty
-    of_weight: tuple[Tensor | None, ...] = ()  # and room for what it is made of
+    weights: list[Tensor] = []
     pooled: tuple[Any, ...]
+    of_weight: tuple[int | None, ...] = ()
     try:
         given = address(grad, dtype, x.shape), address(x, dtype, x.shape), address(gamma, dtype, (c,))
         if isinstance(statistics, PackedStatistics):
-            results = statistics.layout
-            assert isinstance(results, Results)
+            results: Results = statistics.layout  # type: ignore[assignment]  # it is from `step`
             if x.shape != results.shape:
                 return None
             name, sizes, pooled = "backward_of", results.pointer, (address(statistics.packed, dtype, (results.size,)),)
-            of_weight = (None, None) if jacobians is not None else (new(results.weight), new(results.coefficients))
+            of_weight = None, None
+            if jacobians is None:
+                weights, scratch = [new(results.weight)], new(results.coefficients)
+                of_weight = weights[0].data_ptr(), scratch.data_ptr()
         else:
             share, by_channel = statistics.share, len(statistics.share) > 1
             name, sizes = "step_backward", ctypes.byref(library.structures["extent", None](*extent_of(x.shape)))
@@ -83,9 +86,9 @@ def step_backward(
     except Unfit:
         return None
     own = torch.empty_like(x), new(c), new(c), new(c), new(c)
-    made = [None if each is None else each.data_ptr() for each in (*own, *of_weight)]
-    library.functions[dtype][name](sizes, eps, *given, *pooled, *made, torch.get_num_threads())
-    found = Gradients(*own, [each for each in of_weight[:1] if each is not None])
+    made = [each.data_ptr() for each in own]
+    library.functions[dtype][name](sizes, eps, *given, *pooled, *made, *of_weight, torch.get_num_threads())
+    found = Gradients(*own, weights)
     for start, jacobian in jacobians or ():
         channels = jacobian.var_coefficient.shape[2]
         a, v = found.mean[start : start + channels], found.var[start : start + channels]

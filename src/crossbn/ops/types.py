@@ -136,26 +136,33 @@ class Statistics:
         return self.derivative.jacobians[0].rows.data_ptr()
 
 
+Shapes = Sequence[tuple[int, ...] | None]
+"""Of tensors that lie in one; None for what is not there."""
+
 ALIGNED = 16
 """Numbers: each tensor begins at a multiple, where compiled code reads it faster; `csrc/library.c` has the same."""
 
 
-class Layout:
-    """Where tensors of some shapes lie in one, one after the other; a shape is None for what is not there."""
+def starts_in_one(shapes: Shapes) -> list[int]:
+    """Return where tensors of these shapes begin that lie in one, one after the other, and where all end."""
+    starts = [0]
+    for shape in shapes:  # not every torch can trace itertools
+        starts.append(starts[-1] + (0 if shape is None else -(-math.prod(shape) // ALIGNED) * ALIGNED))
+    return starts
 
-    def __init__(self, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        self.size = 0
-        self.places: list[tuple[tuple[int, ...], tuple[int, ...], int] | None] = []  # shape, strides and start
-        for shape in shapes:
-            if shape is None:
-                self.places.append(None)
-            else:
-                strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-                self.places.append((shape, strides, self.size))
-                self.size += -(-math.prod(shape) // ALIGNED) * ALIGNED
+
+class Layout:
+    """Where tensors of some shapes lie in one."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        *starts, self.size = starts_in_one(shapes)
+        self.places = [
+            None if shape is None else (shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), start)
+            for shape, start in zip(shapes, starts, strict=True)
+        ]
 
     def part(self, packed: Tensor, i: int) -> Tensor | None:
-        """Return the `i`-th of them, a view."""
+        """Return the `i`-th of them, a view; None for what is not there."""
         if (place := self.places[i]) is None:
             return None
         shape, strides, start = place

@@ -14,18 +14,9 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Geometry, Settings, Storage, weighting
 from crossbn.functional.sensitivity import counts_by_dimension, jump_over, taps_of_all
-from crossbn.ops import library, reference
+from crossbn.ops import library, reference, types
 from crossbn.ops.library import Unfit, address
-from crossbn.ops.types import (
-    Layout,
-    NotTheOperatorsOutput,
-    Outcome,
-    PackedStatistics,
-    Past,
-    StepInputs,
-    result_shapes,
-    samples_in,
-)
+from crossbn.ops.types import NotTheOperatorsOutput, Outcome, PackedStatistics, Past, StepInputs
 
 _NOT_FINITE, _DONE, _NOT_REMEMBERED, _NOT_THE_OPERATOR = range(4)  # what a step came to, see `csrc/library.c`
 _FIELDS = {"0.rows": "rows", "products": "at", "0.mean_grad": "rows", "mean_at": "at", "0.var_grad": "var_grad"}
@@ -37,13 +28,13 @@ def extent_of(shape: torch.Size) -> tuple[int, int, int]:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
-class Results(Layout):
+class Results(types.Layout):
     """Where the results of a step lie that reads so many remembered ones, and what backward is told of them."""
 
     def __init__(self, shape: torch.Size, storage: Storage, rings: Mapping[str, Tensor], steps: int) -> None:
-        super().__init__(result_shapes(storage, rings, steps, 1, False))
+        super().__init__(types.result_shapes(storage, rings, steps, 1, False))
         geometry = storage.geometries[0]
-        channels, size, samples = shape[1], geometry.patch_size, samples_in(rings)
+        channels, size, samples = shape[1], geometry.patch_size, types.samples_in(rings)
         of_kernel = geometry.in_channels // geometry.groups, *geometry.kernel
         self.shape, self.coefficients = shape, steps * samples * channels
         self.weight = (channels, size) if geometry.transposed else (channels, *of_kernel)
@@ -83,8 +74,8 @@ class Workspace:
 
     def _point_to_rings(self, past: Past, storage: Storage, settings: Settings, x: Tensor) -> None:
         """Say where what is remembered is, and where what is to be remembered goes."""
-        memory, (channels,), samples = self._memory, self._vector, samples_in(past.rings)
-        geometry = storage.geometries[0]
+        memory, (channels,), geometry = self._memory, self._vector, storage.geometries[0]
+        samples = types.samples_in(past.rings)
         self._rings, self._next = dict(past.rings), {}  # as long as addresses are kept, the tensors are
         if not isinstance(storage, C.GradientStorage) and samples <= self._tables.amount:
             raise Unfit
