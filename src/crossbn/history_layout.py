@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import BY_AGE, SAMPLES, Activation, Geometry, Settings
-from crossbn.nn.activated import ActivatedSegment
 from crossbn.nn.history import History
-from crossbn.nn.producer import Operator
+from crossbn.nn.producer import ActivatedOperator, Operator
 from crossbn.nn.segment import Segment
 
 _VERSIONS = {"equal": 1, "auto": 2}
@@ -35,8 +34,8 @@ def layout_of(segment: Segment) -> Tensor:
     numbers.append(len(segment.operators))
     for operator in segment.operators:
         numbers += operator.geometry.numbers()
-    if isinstance(segment, ActivatedSegment):
-        numbers += [segment.operators[0].has_bias, *segment.activation.numbers()]
+        if isinstance(operator, ActivatedOperator):
+            numbers += [operator.has_bias, *operator.activation.numbers()]
     return torch.tensor([int(number) for number in numbers])
 
 
@@ -65,8 +64,7 @@ def segment_of(layout: Tensor, settings: Settings, like: Tensor, label: str) -> 
         channels, direct, pooled, terms = (next(numbers) for _ in range(4))
         made = [Operator(Geometry.from_numbers(numbers), None) for _ in range(terms)]
         if (has_bias := next(numbers, None)) is not None:
-            activation = Activation.from_numbers(numbers)
-            return ActivatedSegment(made[0].geometry, None, bool(has_bias), activation, settings, like)
+            made = [ActivatedOperator(made[0].geometry, None, Activation.from_numbers(numbers), bool(has_bias))]
     except (StopIteration, RuntimeError, IndexError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{label}: its saved layout makes no sense: {layout}") from error
     return Segment(channels, made, settings, like, bool(direct), pooled=bool(pooled))

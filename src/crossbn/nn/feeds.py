@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from crossbn.functional import Settings
-from crossbn.nn.activated import ActivatedSegment
-from crossbn.nn.producer import Operator
+from crossbn.nn.producer import ActivatedOperator, Operator
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Calls, Segment
 from crossbn.pairing.calls import convolution_call
@@ -64,8 +63,7 @@ class Feeds:
         """Take `feed`, for all that there was."""
         self.release()
         if feed:
-            self._by_site[CallSite()] = [feed]
-        self.main = feed
+            self.add(CallSite(), feed)
 
     def release(self) -> None:
         """Let go of all segments."""
@@ -84,11 +82,15 @@ class Feeds:
         """Return all segments."""
         return [segment for _, _, feed in self.choices() for segment in feed]
 
+    def forget(self) -> None:
+        """Clear what all segments remember."""
+        for segment in self.segments():
+            segment.forget()
+
     def add(self, site: CallSite, feed: Feed) -> None:
         """Remember another choice for a site."""
         choices = self._by_site.setdefault(site, [])
-        for old in [old for old in choices if not _has_operators(old) and not _has_steps(old)]:
-            choices.remove(old)
+        choices[:] = [old for old in choices if _has_operators(old) or _has_steps(old)]
         if len(choices) == _MOST_ALTERNATIVES:
             for segment in choices.pop(0):
                 segment.release()
@@ -181,24 +183,24 @@ class Feeds:
         return inputs
 
     def _segment(self, part: Part) -> Segment:
-        if part.activation is not None:
-            (call,) = part.calls
-            rest = call.bias is not None, part.activation, self.settings, self.like()
-            return ActivatedSegment(call.geometry, call.parameter, *rest)
-        operators = [Operator(call.geometry, call.parameter) for call in part.calls]
-        pooled = bool(operators) or self.unpaired == "pool"
-
-        def make() -> Segment:
-            return Segment(part.channels, operators, self.settings, self.like(), part.direct, pooled=pooled)
-
         if not part.direct:
-            return make()
+            return self._make_segment(part)
         # Norms that read the same output share its segment.
         shared, key = part.calls[0].shared(), ("segment", self.settings)
         if key not in shared:
-            shared[key] = make()
+            shared[key] = self._make_segment(part)
         segment: Segment = shared[key]
         return segment
+
+    def _make_segment(self, part: Part) -> Segment:
+        operators: list[Operator] = [
+            Operator(call.geometry, call.parameter)
+            if part.activation is None
+            else ActivatedOperator(call.geometry, call.parameter, part.activation, call.bias is not None)
+            for call in part.calls
+        ]
+        pooled = bool(operators) or self.unpaired == "pool"
+        return Segment(part.channels, operators, self.settings, self.like(), part.direct, pooled=pooled)
 
 
 def _usual(feed: Feed, x: Tensor) -> list[SegmentInput] | None:

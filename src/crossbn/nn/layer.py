@@ -174,8 +174,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if statistics is None:
             return self._batch_norm(x, update=False)
         # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
-        has_graph = saved_tensor_hooks() is None
-        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics, has_graph=has_graph)
+        has_graph, inputs = saved_tensor_hooks() is None, self.feeds.inputs_of(x, feed)
+        return self._normalize(x, inputs, statistics, _joined(statistics), has_graph=has_graph)
 
     def _count_burn_in(self) -> None:
         self.burnt.add_(1).clamp_(max=self.settings.burn_in)
@@ -200,11 +200,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             alone = Segment(self.num_features, (), self.settings, _like(self), pooled=False)
             inputs = [SegmentInput(alone, (), False)]
             outcomes = self._outcomes(x.detach(), inputs, False, pooling)
-        statistics = [outcome.statistics for outcome in outcomes]
-        output = outcomes[0].output
-        y = self._normalize(x, inputs, statistics, output)
+        statistics, output = [outcome.statistics for outcome in outcomes], outcomes[0].output
+        joint = _joined(statistics)
+        y = self._normalize(x, inputs, statistics, joint, output)
         if output is None:  # else they have moved already
-            self._move_running(_joined(statistics))
+            self._move_running(joint)
         for outcome in outcomes:
             if outcome.commit is not None:
                 at_end_of_forward(outcome.commit)
@@ -222,7 +222,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if remember and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
             remember = False
             self._say(Plain("no step is remembered: the input of its operator cannot be seen", surprising=True))
-        parts, found, norm, finite = [x], [_shared(each) for each in inputs], None, cast(C.Flag, True)
+        parts, found, norm, finite = [x], [_known(each) for each in inputs], None, cast(C.Flag, True)
         moments: list[tuple[Tensor, Tensor] | None] = [None]
         if len(inputs) == 1:
             norm = self._norm_tensors()
@@ -230,16 +230,17 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             parts = list(x.split([segment.channels for segment, _, _ in inputs], 1))
             moments = [ops.moments(part) if known is None else None for part, known in zip(parts, found, strict=True)]
             finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
-        for i, (segment, calls, is_complete) in enumerate(inputs):
+        for i, each in enumerate(inputs):
             if found[i] is None:
+                segment, calls, is_complete = each
                 segment.history.move_(parts[i])
                 operands, bias = segment.operands(parts[i], calls)
                 today = ops.StepInputs(
                     parts[i], moments[i], finite, operands, bias, is_complete, pooling, remember, norm
                 )
                 found[i] = outcome = ops.step(today, segment.history.past(), segment.storage, segment.settings)
-                if segment.readers > 1 and len(calls) == 1 and calls[0] is not None:
-                    calls[0].shared()[segment] = outcome._replace(commit=None, output=None)
+                if segment.readers > 1:  # the first sees to its being remembered
+                    _shared(each).append((segment, outcome._replace(commit=None, output=None)))
         return cast(list[ops.Outcome], found)
 
     def _norm_tensors(self) -> ops.NormTensors | None:
@@ -254,24 +255,24 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         x: Tensor,
         inputs: list[SegmentInput],
         statistics: Sequence[ops.Statistics],
+        joint: ops.Statistics,
         output: Tensor | None = None,
         has_graph: bool = True,
     ) -> Tensor:
+        if isinstance(joint, ops.PackedStatistics):
+            return self._attach(x, inputs[0], joint, output, has_graph)
         runs, start = [], 0
         operands: list[Tensor | None] = []
-        if isinstance(statistics[0], ops.PackedStatistics) and len(statistics) == 1:
-            return self._attach(x, inputs[0], statistics[0], output, has_graph)
         for (segment, calls, _), each in zip(inputs, statistics, strict=True):
+            stop = start + segment.channels
             if each.has_dependence and x.requires_grad:  # else what made it is frozen, its weights included
-                aligned = calls or [None] * len(segment.operators)
-                pairs = list(zip(segment.operators, aligned, strict=True))
+                pairs = zip(segment.operators, calls or [None] * len(segment.operators), strict=True)
+                trained = [one.trained(call) if has_graph else (None, None, None) for one, call in pairs]
                 geometries = tuple(one.rows_geometry for one in segment.operators)
-                hooks = tuple(one.hook(call) if has_graph else None for one, call in pairs)
-                runs.append(Run(start, start + segment.channels, geometries, each, hooks))
-                for one, call in pairs:
-                    operands += one.trained(call) if has_graph else (None, None)
-            start += segment.channels
-        joint = _joined(statistics)
+                runs.append(Run(start, stop, geometries, each, tuple(hook for _, _, hook in trained)))
+                for weight, bias, _ in trained:
+                    operands += weight, bias
+            start = stop
         group = self.settings.active_group
         count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
         context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
@@ -284,7 +285,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         (operator,), call = feed.segment.operators, feed.calls[0] if feed.calls else None
         hook = weight = None
         if has_graph and statistics.has_dependence and x.requires_grad:
-            hook, (weight, _) = operator.hook(call), operator.trained(call)
+            weight, _, hook = operator.trained(call)
         run = Run(0, x.shape[1], (operator.geometry,), statistics, (hook,))
         return attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
 
@@ -299,26 +300,25 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             say_while_compiling(f"{who}plain BatchNorm in compiled steps: {inputs.reason}")
             return self._batch_norm(x, update=True)
         remember, statistics, start = torch.is_grad_enabled(), [], 0
-        for segment, calls, is_complete in inputs:
-            call = calls[0] if segment.readers > 1 and len(calls) == 1 else None
-            # By identity: not every torch can trace an object as the key of a dict.
-            shared = [] if call is None else call.shared().setdefault("compiled", [])
-            found = [known for other, known in shared if other is segment]
-            if not found:
+        for each in inputs:
+            segment, calls, is_complete = each
+            known = _known(each)
+            if known is None:
                 part = x.detach()[:, start : start + segment.channels]
                 segment.history.move_(part)
                 if segment.storage is not None:
                     segment.history.fit_(segment.storage.shapes(segment.channels, part.numel() // segment.channels))
                 operands, bias = segment.operands(part, calls)
                 rest = segment.history.past(), self.burnt, segment.storage, segment.settings, is_complete, remember
-                found = [compiled.step(part, operands, bias, *rest)]
-                shared.append((segment, found[0]))
-            statistics.append(found[0])
+                known = ops.Outcome(compiled.step(part, operands, bias, *rest), None, None)
+                _shared(each).append((segment, known))
+            statistics.append(known.statistics)
             start += segment.channels
         if remember and self.settings.burn_in:
             self._count_burn_in()
-        y = self._normalize(x, inputs, statistics)
-        self._move_running(_joined(statistics))
+        joint = _joined(statistics)
+        y = self._normalize(x, inputs, statistics, joint)
+        self._move_running(joint)
         return y
 
     def train(self, mode: bool = True) -> CrossIterBatchNorm:
@@ -332,15 +332,13 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
         self.burnt.zero_()
-        for segment in self.feeds.segments():
-            segment.forget()
+        self.feeds.forget()
 
     def reset_running_stats(self) -> None:
         """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
         super().reset_running_stats()
         if hasattr(self, "feeds"):  # called by the constructor as well
-            for segment in self.feeds.segments():
-                segment.forget()
+            self.feeds.forget()
 
     def configure_(self, settings: Settings) -> None:
         """Change the settings; remembered steps are kept as far as they fit."""
@@ -356,8 +354,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        for segment in self.feeds.segments():
-            segment.forget()
+        self.feeds.forget()
 
     def _replicate_for_data_parallel(self) -> CrossIterBatchNorm:
         """Return a replica whose history is that of its device, and stays with this norm from step to step."""
@@ -378,13 +375,20 @@ def _like(norm: CrossIterBatchNorm) -> Tensor:
     return next(tensor for tensor in (*known, torch.empty(0)) if tensor is not None)
 
 
-def _shared(each: SegmentInput) -> ops.Outcome | None:
-    """Return what another norm has found of the same call; it sees to its being remembered."""
-    segment, calls, _ = each
-    if segment.readers < 2 or len(calls) != 1 or calls[0] is None:
-        return None
-    found: ops.Outcome | None = calls[0].shared().get(segment)
+def _shared(each: SegmentInput) -> list[tuple[Segment, ops.Outcome]]:
+    """Return the steps that norms have done so far which read the same call; none where one norm reads it."""
+    call = each.calls[0] if each.segment.readers > 1 and len(each.calls) == 1 else None
+    if call is None:
+        return []
+    found: list[tuple[Segment, ops.Outcome]] = call.shared().setdefault(("steps", torch.compiler.is_compiling()), [])
     return found
+
+
+def _known(each: SegmentInput) -> ops.Outcome | None:
+    """Return the step, if another norm has done it."""
+    # By identity: not every torch can trace an object as the key of a dict.
+    found = [outcome for segment, outcome in _shared(each) if segment is each.segment]
+    return found[0] if found else None
 
 
 def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
