@@ -50,8 +50,10 @@ class Producer:
         self.copies = self.always = False
         self._known = module._parameters.get("weight")
         self._latest = _Latest()
-        self._forward_handle = module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True)
-        self._handles = [self._forward_handle, module.register_load_state_dict_post_hook(self._see_load)]
+        self._handles = [
+            module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True),
+            module.register_load_state_dict_post_hook(self._see_load),
+        ]
         if parametrize.is_parametrized(module, "weight"):
             parametrization: nn.Module = module.parametrizations["weight"]  # type: ignore[index, assignment]
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
@@ -131,7 +133,7 @@ class Producer:
 
     def watch_(self, wanted: bool) -> None:
         """Take the forward hook off, or put it on again, under the same number: compiled code would miss it else."""
-        module, key = self.module, self._forward_handle.id
+        module, key = self.module, self._handles[0].id
         if wanted and key not in module._forward_hooks:
             module._forward_hooks[key], module._forward_hooks_with_kwargs[key] = self._see_forward, True
             module._forward_hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]  # it is an OrderedDict

@@ -67,6 +67,7 @@ class Segment:
         self._is_blind = False
         for producer in self.producers:
             producer.fed.append(self)
+            producer.always |= given
         self.storage = self._make_storage()
         self.history = History(self.window - 1, self._shapes(), like, settings.history_dtype)
 
