@@ -147,7 +147,7 @@ class History:
 
 
 def wrong_count(name: str, value: Tensor) -> str | None:
-    """Say that no number of steps is like `value`, if none is."""
+    """Say what is wrong with `value` as a number of steps, if anything."""
     if value.dtype is torch.int64 and not value.ndim and 0 <= int(value) <= _MOST_STEPS:
         return None
     return f"{name} must be an int64 from 0 on, got {value}"

@@ -267,13 +267,6 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         rest = history.past(), self.burnt, storage, settings, today.is_complete, today.remember
         return ops.Outcome(compiled.step(today.x, today.operands, today.bias, *rest), None, None)
 
-    def _norm_tensors(self) -> ops.NormTensors | None:
-        running = self._running
-        if running is None or self.momentum is None:
-            return None
-        own = self._parameters or vars(self)  # a replica of DataParallel has plain tensors
-        return ops.NormTensors(*running, own["weight"], own["bias"], self.eps, self.momentum)
-
     def _normalize(
         self,
         x: Tensor,

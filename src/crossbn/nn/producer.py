@@ -254,9 +254,9 @@ class Operator:
         return self.geometry
 
     def rows(self, call: Call | None = None) -> Tensor | None:
-        """Return today's weight as one row for each channel; None if it is not known."""
-        weight = self.weight(call)
-        return None if weight is None else flatten_weight(weight, self.geometry)
+        """Return today's weight as one row for each channel, with a bias that is a weight; None if it is not known."""
+        weight, bias = self.weight(call), None if self.activation is None else self.bias(call)
+        return None if weight is None else flatten_weight(weight, self.geometry, bias)
 
     def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None, WeightGradientHook | None]:
         """Return weight and bias as gradients find them, None for what has none, and where the weight's is added to."""
@@ -292,11 +292,6 @@ class ActivatedOperator(Operator):
     def rows_geometry(self) -> Geometry:
         """Of the rows that gradients are of."""
         return geometry_of_rows(self.geometry, self.has_bias)
-
-    def rows(self, call: Call | None = None) -> Tensor | None:
-        """Return today's weight and bias as one row for each channel; None if they are not known."""
-        weight = self.weight(call)
-        return None if weight is None else flatten_weight(weight, self.geometry, self.bias(call))
 
     def trained(self, call: Call | None) -> tuple[Tensor | None, None, None]:
         """Return the weight that weight and bias are together, if it has a gradient."""
