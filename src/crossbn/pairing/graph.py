@@ -105,10 +105,10 @@ def _follow(place: _Place) -> list[Part]:
             return _concatenation(place)
         if place.through and (activation := Activation.of_node(place.node)) is not None:
             return _activated(place, activation)
-        moved = _behind(name, place)
-        if isinstance(moved, str):
-            return place.opaque(moved)
-        place = moved
+        behind = _behind(name, place)
+        if behind is None:
+            return place.opaque("a parameter" if name.endswith("AccumulateGrad") else f"after {_readable(name)}")
+        place = behind
 
 
 def _activated(place: _Place, activation: Activation) -> list[Part]:
@@ -142,25 +142,22 @@ _FUNCTIONS_OF_SEVERAL = {"BackwardHookFunctionBackward", "RegisterPostBackwardFu
 """Of full backward hooks and of FSDP: they return what they are given, each result its own argument."""
 
 
-def _behind(name: str, place: _Place) -> _Place | str:
-    """Return the operand of a node that only looks at it differently, or a phrase that says what the node is."""
-    said = f"after {_readable(name)}"
-    if name in ("torch::autograd::AccumulateGrad", "AccumulateGrad"):
-        return "a parameter"
+def _behind(name: str, place: _Place) -> _Place | None:
+    """Return the operand of a node that only looks at it differently; None if the node does something else."""
     if name in _COPIES or name in _FUNCTIONS_OF_SEVERAL:
         operand = place.operand(place.slot if name in _FUNCTIONS_OF_SEVERAL else 0)
-        return operand if operand.shape == place.shape else said
+        return operand if operand.shape == place.shape else None
     if name in _VIEWS:
         operand = place.operand()
         layout = _layout_of_viewed(place, operand.shape)
-        return said if layout is None else operand._replace(layout=layout)
+        return None if layout is None else operand._replace(layout=layout)
     if name in ("PermuteBackward0", "TransposeBackward0"):
         operand = place.operand()
         rank = len(operand.shape)
         channels_to_second = (0, rank - 1, *range(1, rank - 1))
         if place.layout is _Layout.IMAGE and rank > 2 and _permutation(place.node, name, rank) == channels_to_second:
             return operand._replace(layout=_Layout.ROWS)
-    return said
+    return None
 
 
 def _layout_of_viewed(place: _Place, shape: Shape) -> _Layout | None:
