@@ -345,15 +345,16 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
 
 def _shared(each: SegmentInput) -> list[tuple[Segment, ops.Outcome]]:
-    """Return the steps that norms have done so far which read the same call; none where one norm reads it."""
-    segment, calls, _ = each
-    if segment.readers < 2 or len(calls) != 1 or calls[0] is None:
+    """Return the steps that norms have done so far which read the same call; none where its calls are several."""
+    if len(each.calls) != 1 or (call := each.calls[0]) is None:
         return []
-    return calls[0].shared().setdefault("compiled steps" if torch.compiler.is_compiling() else "steps", [])
+    return call.shared().setdefault("compiled steps" if torch.compiler.is_compiling() else "steps", [])
 
 
 def _known(each: SegmentInput) -> ops.Outcome | None:
     """Return the step, if another norm has done it."""
+    if each.segment.readers < 2:
+        return None
     # By identity: not every torch can trace an object as the key of a dict.
     found = [outcome for segment, outcome in _shared(each) if segment is each.segment]
     return found[0] if found else None

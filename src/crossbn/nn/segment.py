@@ -173,10 +173,10 @@ class Segment:
             weight, bias = operator.weight(call), operator.bias(call)
             if weight is None:
                 raise WeightUnknown
-            geometry, y, sizes = operator.geometry, None, x.shape[2:]
             if call is not None and call.y is not None:
-                geometry, y, sizes = call.geometry, call.y, call.output_sizes
-            operands.append(C.Operand(geometry, weight, y, sizes))
+                operands.append(C.Operand(call.geometry, weight, call.y, call.output_sizes))
+            else:
+                operands.append(C.Operand(operator.geometry, weight, None, x.shape[2:]))
             if bias is not None:
                 biases.append(bias.detach().to(C.accumulation_dtype(x.dtype)))
         if not torch.compiler.is_compiling() and self._has_bias != bool(biases):
