@@ -16,7 +16,7 @@ LEVELS = [
     {"ops"},
     {"pairing"},
     {"nn"},
-    {"conversion_report", "history_layout"},
+    {"conversion_report"},
     {"convert", "swap", "history_state", "fold", "recalibrate", "cost", "analysis", "datasets"},
     {"integrations", "recipes"},
     {"experiments"},

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from crossbn.conversion_report import LEFT, PENDING, ConversionReport, NormRecord
 from crossbn.functional import Settings, geometry_of, is_linear_operator
 from crossbn.nn import layer
-from crossbn.nn.feeds import make_feed
 from crossbn.nn.layer import CrossIterBatchNorm
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.scope import Scope
@@ -159,21 +158,18 @@ class _Converter:
         if not fresh and (not found or wanted == present):
             norm.configure_(settings)
             return
-        norm.settings = norm.feeds.settings = settings
-        norm.feeds.set_main_(make_feed([self._segment(each, settings, norm.feeds.like()) for each in found]))
+        norm.settings = settings
+        norm.feeds.set_main_([self._segment(each, norm) for each in found])
 
-    def _segment(self, found: PairedSegment, settings: Settings, like: Tensor) -> Segment:
-        key = (found.producers, settings)
+    def _segment(self, found: PairedSegment, norm: CrossIterBatchNorm) -> Segment:
+        key = (found.producers, norm.settings)
         if found.direct and key in self._shared:
             return self._shared[key]
-        given = found.reason == _GIVEN
         for name in found.producers:
             if name not in self._producers:
                 self._producers[name] = Producer(self._model.get_submodule(name))
-            self._producers[name].always |= given
         operators = [Operator.of_producer(self._producers[name]) for name in found.producers]
-        pooled = bool(operators) or self._unpaired == "pool" or settings.order == 0
-        segment = Segment(found.channels, operators, settings, like, found.direct, given, pooled)
+        segment = norm.feeds.make_segment(found.channels, operators, found.direct, given=found.reason == _GIVEN)
         return self._shared.setdefault(key, segment) if found.direct else segment
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from crossbn.convert import cross_iteration_norms, revert_
 from crossbn.functional import LINEAR_OPERATORS, is_linear_operator
 from crossbn.pairing import find_pairs
 from crossbn.swap import replace_modules_
+from crossbn.torch_internals import BatchNormBase
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
     operators = [folded.get_submodule(name) for name in seen]
     for name, pairing in find_pairs(folded, example_inputs, operators, in_training=False).items():
         norm = folded.get_submodule(name)
-        assert isinstance(norm, _BatchNorm)
+        assert isinstance(norm, BatchNormBase)
         if pairing.exclusive and norm.running_mean is not None:
             operator = folded.get_submodule(pairing.segments[0].producers[0])
             if is_linear_operator(operator) or _stays_itself(operator, norm):
@@ -60,7 +60,7 @@ def _operators_seen(model: nn.Module) -> list[str]:
     return [owners[id(leaf)] for leaf in leaves if leaf is not None and id(leaf) in owners]
 
 
-def _stays_itself(operator: nn.Module, norm: _BatchNorm) -> bool:
+def _stays_itself(operator: nn.Module, norm: BatchNormBase) -> bool:
     """Try on a random input whether the operator, folded into, does what operator and norm do."""
     weight: Tensor = operator.weight  # type: ignore[assignment]  # Module attributes are untyped
     trial = copy.deepcopy(operator)
@@ -74,7 +74,7 @@ def _stays_itself(operator: nn.Module, norm: _BatchNorm) -> bool:
     return torch.allclose(trial(y), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
-def _fold_into_(operator: nn.Module, norm: _BatchNorm) -> None:
+def _fold_into_(operator: nn.Module, norm: BatchNormBase) -> None:
     weight: Tensor = operator.weight  # type: ignore[assignment]  # Module attributes are untyped
     old_bias = operator.bias
     if parametrize.is_parametrized(operator):
@@ -101,7 +101,7 @@ def _along_outputs(scale: Tensor, operator: nn.Module, weight: Tensor) -> Tensor
     return scale.reshape(groups, 1, -1).expand(-1, len(weight) // groups, -1).reshape(len(weight), -1, *ones)
 
 
-def _what_follows(norm: _BatchNorm) -> nn.Module:
+def _what_follows(norm: BatchNormBase) -> nn.Module:
     """Return what a norm does after normalizing: nothing, or timm's fused dropout and activation."""
     following = [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]
     following = [module for module in following if not isinstance(module, nn.Identity)]

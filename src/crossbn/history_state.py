@@ -6,9 +6,20 @@ A state has plain tensors, by names of three parts: the norm, the place of a seg
 |---|---|
 | norm/burnt | progress of burn-in |
 | norm/0/mean, norm/0/pushed, ... | what the first segment of the norm remembers |
-| norm/0/layout | what it is of, see `history_layout`; files of before have none |
+| norm/0/layout | what it is of; files of before have none |
 | norm/stream#1#0/0/mean | the same at another call site: its stream, the number of the call, and of the choice |
 | norm/0/of | the segment is that of another norm: its name, as bytes |
+
+A layout says settings and operators of a segment as numbers. Whatever a file holds is looked at before anything is
+taken from it.
+
+| numbers | what |
+|---|---|
+| version, order, sync, 1, narrow | of the format; settings that decide what a step's numbers mean |
+| channels, direct, pooled, terms | of the segment, and how many operators |
+| out, in, groups, transposed, mode, rank | of each operator |
+| kernel, stride, dilation, padding before, padding after | the same, for each of its dimensions |
+| has bias, kind, options | of an activation that follows, if one does |
 """
 
 from __future__ import annotations
@@ -21,13 +32,16 @@ import torch
 from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
-from crossbn.history_layout import layout_of, misfit, mismatch, segment_of
+from crossbn.functional import Activation, Geometry, Settings
 from crossbn.nn import CrossIterBatchNorm
-from crossbn.nn.feeds import make_feed
+from crossbn.nn.history import wrong_count
+from crossbn.nn.producer import ActivatedOperator, Operator
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Segment
 
-_MOST_STEPS = 2**53
+_VERSIONS = {"equal": 1, "auto": 2}
+"""By `Settings.weights`: only files with a variogram are of a kind that older releases do not know."""
+_OF_SETTINGS = 5
 _PLACE = re.compile(r"([^/]*)(?:/([^/#]*)#([0-9]+)#([0-9]+))?/([0-9]+)")  # norm, stream, call, choice, segment
 _Norms = Mapping[str, CrossIterBatchNorm]
 _Parts = dict[str, dict[str, Tensor]]
@@ -45,14 +59,14 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
     """
     norms = cross_iteration_norms(model)
     state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
-    owners: dict[int, str] = {}
+    owners: dict[Segment, str] = {}
     for place, segment in _places(norms):
-        owner = owners.setdefault(id(segment), place)
-        if owner != place:
+        owner = owners.setdefault(segment, place)
+        if owner == place:
+            state[f"{place}/layout"] = _layout_of(segment)
+            state |= {f"{place}/{name}": tensor.clone() for name, tensor in segment.history.state()}
+        else:
             state[f"{place}/of"] = torch.tensor(list(owner.encode()), dtype=torch.uint8)
-            continue
-        state[f"{place}/layout"] = layout_of(segment)
-        state |= {f"{place}/{name}": tensor.clone() for name, tensor in segment.history.state()}
     return state
 
 
@@ -76,22 +90,20 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     made = _make_missing(norms, parts, present)
     segments, saved = {**present, **made}, {owner: part for owner, part in parts.items() if "of" not in part}
     for owner, part in saved.items():
-        layout = part.pop("layout", None)
-        problem = misfit(segments[owner].history, part)
-        if problem is None and layout is not None:
-            problem = mismatch(segments[owner], layout)
+        segment, layout = segments[owner], part.pop("layout", None)
+        problem = segment.history.misfit(part) or _mismatch(segment, layout)
         if problem is not None:
             raise ValueError(f"{owner}: {problem}")
-    owners: dict[int, str] = {}
+    owners: dict[Segment, str] = {}
     for owner, segment in present.items():
-        owners.setdefault(id(segment), owner)
-    unsaved = [owner for owner in owners.values() if owner not in parts]
-    for owner in unsaved:
-        if present[owner].producers:
-            raise ValueError(f"{owner}: {misfit(present[owner].history, {})}")
+        owners.setdefault(segment, owner)
+    unsaved = {segment: owner for segment, owner in owners.items() if owner not in parts}
+    for segment, owner in unsaved.items():
+        if segment.producers:
+            raise ValueError(f"{owner}: {segment.history.misfit({})}")
     # All is checked; nothing has been changed so far.
-    for owner in unsaved:
-        present[owner].forget()
+    for segment in unsaved:
+        segment.forget()
     _add_feeds(norms, made)
     for owner, part in saved.items():
         segments[owner].history.load_(part)
@@ -132,10 +144,9 @@ def _places(norms: _Norms) -> Iterator[tuple[str, Segment]]:
 def _burnt(name: str, part: Mapping[str, Tensor]) -> Tensor:
     if part.keys() != {"burnt"}:
         raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
-    burnt = part["burnt"]
-    if burnt.dtype is not torch.int64 or burnt.ndim or not 0 <= int(burnt) <= _MOST_STEPS:
-        raise ValueError(f"{name}: burnt must be an int64 from 0 on, got {burnt}")
-    return burnt
+    if (problem := wrong_count("burnt", part["burnt"])) is not None:
+        raise ValueError(f"{name}: {problem}")
+    return part["burnt"]
 
 
 def _make_missing(norms: _Norms, parts: _Parts, present: Mapping[str, Segment]) -> dict[str, Segment]:
@@ -149,7 +160,7 @@ def _make_missing(norms: _Norms, parts: _Parts, present: Mapping[str, Segment]) 
             raise ValueError(f"the history state has {key!r}, for which the model has no layer")
         norm = norms[place[1]]
         if "layout" in part:
-            made[owner] = segment_of(part["layout"], norm.settings, norm.feeds.like(), norm.label)
+            made[owner] = _segment_of(part["layout"], norm.settings, norm.feeds.like(), norm.label)
     for owner, part in missing.items():
         if "of" in part:
             other = bytes(part["of"].tolist()).decode(errors="replace")
@@ -168,4 +179,48 @@ def _add_feeds(norms: _Norms, made: Mapping[str, Segment]) -> None:
         site = CallSite(stream, int(call)) if place[2] is not None else CallSite()
         feeds.setdefault((norm, site, int(choice)), {})[int(number)] = segment
     for (norm, site, _), by_number in sorted(feeds.items()):
-        norms[norm].feeds.add(site, make_feed([by_number[number] for number in sorted(by_number)]))
+        norms[norm].feeds.add(site, [by_number[number] for number in sorted(by_number)])
+
+
+def _layout_of(segment: Segment) -> Tensor:
+    settings = segment.settings
+    numbers = [_VERSIONS[settings.weights], settings.order, settings.sync, 1, settings.history_dtype is not None]
+    numbers += [segment.channels, segment.direct, segment.pooled, len(segment.operators)]
+    for operator in segment.operators:
+        numbers += operator.geometry.numbers()
+        if isinstance(operator, ActivatedOperator):
+            numbers += [operator.has_bias, *operator.activation.numbers()]
+    return torch.tensor([int(number) for number in numbers])
+
+
+def _mismatch(segment: Segment, layout: Tensor | None) -> str | None:
+    """Say what keeps a history with that layout from being taken over by `segment`, if anything."""
+    if layout is None:
+        return None
+    own = _layout_of(segment)
+    if layout.dtype != own.dtype or layout.ndim != 1:
+        return f"its layout is {layout}"
+    if not torch.equal(layout[:_OF_SETTINGS], own[:_OF_SETTINGS]):
+        return f"it was saved with other settings: {layout[:_OF_SETTINGS].tolist()} for {own[:_OF_SETTINGS].tolist()}"
+    # Whether the segment is known to be direct does not change what is remembered.
+    known = [i for i in range(len(own)) if i != _OF_SETTINGS + 1]
+    if layout.shape != own.shape or not torch.equal(layout[known], own[known]):
+        return f"it was saved of other operators: {layout[_OF_SETTINGS:].tolist()} for {own[_OF_SETTINGS:].tolist()}"
+    return None
+
+
+def _segment_of(layout: Tensor, settings: Settings, like: Tensor, label: str) -> Segment:
+    """Make the segment that a layout is of; its operators are found at the first forward.
+
+    Raises:
+        ValueError: if the numbers are not those of a layout.
+    """
+    try:
+        numbers = iter(layout[_OF_SETTINGS:].tolist())
+        channels, direct, pooled, terms = (next(numbers) for _ in range(4))
+        made = [Operator(Geometry.from_numbers(numbers), None) for _ in range(terms)]
+        if (has_bias := next(numbers, None)) is not None:
+            made = [ActivatedOperator(made[0].geometry, None, Activation.from_numbers(numbers), bool(has_bias))]
+        return Segment(channels, made, settings, like, bool(direct), pooled=bool(pooled))
+    except (StopIteration, RuntimeError, IndexError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{label}: its saved layout makes no sense: {layout}") from error

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.functional import batch_moments, join_moments
+from crossbn.torch_internals import BatchNormBase
 
 
 @torch.no_grad()
@@ -28,7 +28,9 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> None:
     """
     if isinstance(batches, Tensor):
         raise TypeError(f"recalibrate_ takes an iterable of batches, got one tensor of shape {tuple(batches.shape)}")
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
+    norms = [
+        module for module in model.modules() if isinstance(module, BatchNormBase) and module.running_mean is not None
+    ]
     joined = {norm: _JoinedMoments() for norm in norms}
     flags = {module: module.training for module in model.modules()}
     handles = [norm.register_forward_pre_hook(moments) for norm, moments in joined.items()]
@@ -53,7 +55,7 @@ class _JoinedMoments:
     def __init__(self) -> None:
         self._past: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def __call__(self, norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+    def __call__(self, norm: BatchNormBase, args: tuple[Tensor, ...]) -> None:
         x = args[0]
         mean, var = batch_moments(x)
         if not torch.isfinite(mean + var).all():

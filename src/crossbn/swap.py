@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from crossbn.convert import convert_, cross_iteration_norms, revert_
 from crossbn.functional import geometry_of
@@ -15,6 +14,7 @@ from crossbn.nn import CrossIterBatchNorm, KalmanNorm, SyncBatchNorm, make_norm
 from crossbn.nn.norms.base import RankedNorm
 from crossbn.nn.norms.successor import make_successor
 from crossbn.pairing import find_pairs
+from crossbn.torch_internals import BatchNormBase
 
 Filter: TypeAlias = Callable[[nn.Module, str], bool]
 
@@ -78,7 +78,7 @@ def swap_norm_(
     if name in ("cbn", "naive_cbn"):
         return _convert_(model, name, filter_fn, example_inputs=example_inputs, **options)
     make_norm(name, 1, **options)  # This refuses a wrong name or option before anything is changed.
-    norms = {path: norm for path, norm in model.named_modules() if isinstance(norm, _BatchNorm | RankedNorm)}
+    norms = {path: norm for path, norm in model.named_modules() if isinstance(norm, BatchNormBase | RankedNorm)}
     left = {path: reason for path, norm in norms.items() if (reason := _why_not(norm, path, filter_fn))}
     chosen = {path: norm for path, norm in norms.items() if path not in left}
     new = {norm: make_successor(norm, name, _dims(norm), path, options) for path, norm in chosen.items()}

@@ -23,7 +23,7 @@ def means(ring: History) -> Tensor:
 def test_the_oldest_goes_first() -> None:
     ring = history()
     for value in range(1, 6):
-        ring.push(row(value), True)
+        ring.past().write_(row(value), True)
     assert sorted(ring["mean"][:, 0].tolist()) == [3.0, 4.0, 5.0]
     assert len(means(ring)) == 3
 
@@ -31,7 +31,7 @@ def test_the_oldest_goes_first() -> None:
 def test_filled_slots_are_present() -> None:
     ring = history()
     assert len(means(ring)) == 0
-    ring.push(row(1), True)
+    ring.past().write_(row(1), True)
     assert means(ring).tolist() == [[1.0, 1.0]]
 
 
@@ -39,8 +39,8 @@ def test_writing_without_looking_is_the_same() -> None:
     """What a GPU does, step by step with what the CPU does."""
     looking, blind = history(), history()
     for value, accept in enumerate([True, True, False, True, True, False, True]):
-        looking.push(row(value), accept)
-        blind.push(row(value), torch.tensor(accept))
+        looking.past().write_(row(value), accept)
+        blind.past().write_(row(value), torch.tensor(accept))
         for (name, ours), (_, theirs) in zip(looking.state(), blind.state(), strict=True):
             assert torch.equal(ours, theirs), name
 
@@ -49,17 +49,17 @@ def test_writing_without_looking_is_the_same() -> None:
 def test_resizing_keeps_the_latest(slots: int, kept: list[float]) -> None:
     ring = history()
     for value in range(1, 6):
-        ring.push(row(value), True)
+        ring.past().write_(row(value), True)
     ring.resize_(slots)
     assert means(ring)[:, 0].tolist() == kept
-    ring.push(row(6), True)
+    ring.past().write_(row(6), True)
     latest = ([*kept, 6.0])[-slots:]
     assert sorted(means(ring)[:, 0].tolist()) == latest
 
 
 def test_precision_is_not_halved() -> None:
     ring = history()
-    ring.push(row(1), True)
+    ring.past().write_(row(1), True)
     ring.apply_(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor)
     assert ring["mean"].dtype == torch.float32
     ring.apply_(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)

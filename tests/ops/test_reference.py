@@ -135,7 +135,7 @@ def test_the_output_of_another_operator() -> None:
 def test_recall(steps: int, decay: float, kept: list[float], weights: list[float] | None) -> None:
     history = History(2, {"mean": (1,), "var": (1,), "count": ()}, torch.empty(0).double())
     for i in range(1, steps + 1):
-        history.push({"mean": torch.tensor([i]), "var": torch.ones(1), "count": torch.tensor(4)})
+        history.past().write_({"mean": torch.tensor([i]), "var": torch.ones(1), "count": torch.tensor(4)})
     found, step_weights = history.past().recall(decay, torch.float64)
     assert found["mean"].flatten().tolist() == kept
     assert (None if step_weights is None else step_weights.tolist()) == weights

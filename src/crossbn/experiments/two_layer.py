@@ -28,7 +28,6 @@ from crossbn import functional as C  # the library's F
 from crossbn.convert import cross_iteration_norms
 from crossbn.functional import Geometry, Settings
 from crossbn.nn import CrossIterBatchNorm
-from crossbn.nn.feeds import make_feed
 from crossbn.nn.producer import Operator
 from crossbn.nn.recompute import Pass, current_pass, may_be_recomputed
 from crossbn.nn.segment import Calls, Segment
@@ -84,7 +83,7 @@ def extend_(model: nn.Module) -> dict[str, str]:
     for name, module in earlier.items():
         segment = norms[name].segments[0]
         if not isinstance(segment, TwoLayerSegment) or segment.earlier.module is not module:
-            norms[name].feeds.set_main_(make_feed([TwoLayerSegment(norms[name], segment, module)]))
+            norms[name].feeds.set_main_([TwoLayerSegment(norms[name], segment, module)])
     return reasons
 
 

@@ -44,6 +44,14 @@ class GuardedBatchNorm(BatchNormBase):
         assert tracked is not None
         return mean, var, tracked
 
+    def _norm_tensors(self) -> ops.NormTensors | None:
+        """Return what a step may use to normalize and to move the running statistics as well."""
+        running = self._running
+        if running is None or self.momentum is None:
+            return None
+        own = self._parameters or vars(self)  # a replica of DataParallel has plain tensors
+        return ops.NormTensors(*running, own["weight"], own["bias"], self.eps, self.momentum)
+
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""
         running = self._running
@@ -63,16 +71,9 @@ class GuardedBatchNorm(BatchNormBase):
             return
         # None is for a cumulative average.
         momentum = 1 / (running[2] + 1).to(found.mean.dtype) if self.momentum is None else self.momentum
-        moved_mean = _moved(running[0], found.mean, momentum)
-        moved_var = _moved(running[1], found.var * found.bessel, momentum)
+        pairs = zip(running[:2], (found.mean, found.var * found.bessel), strict=True)
+        # Their own type may be the narrower one.
+        mean, var = [torch.lerp(old.to(target.dtype), target, momentum).to(old.dtype) for old, target in pairs]
         if found.has_variance is not True:  # A lone position has no variance: nothing is learnt from it.
-            has_variance = torch.as_tensor(found.has_variance, device=moved_var.device)
-            moved_var = torch.where(has_variance, moved_var, running[1])
-        ops.take_over(moved_mean, moved_var, running, found.finite)
-
-
-def _moved(running: Tensor, target: Tensor, momentum: float | Tensor) -> Tensor:
-    """Return where the running statistics get, in their own type, which may be the narrower one."""
-    if running.dtype == target.dtype:
-        return torch.lerp(running, target, momentum)
-    return torch.lerp(running.to(target.dtype), target, momentum).to(running.dtype)
+            var = torch.where(torch.as_tensor(found.has_variance, device=var.device), var, running[1])
+        ops.take_over(mean, var, running, found.finite)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from crossbn.functional import Settings
-from crossbn.nn.activated import ActivatedSegment
-from crossbn.nn.producer import Operator
+from crossbn.nn.producer import ActivatedOperator, Operator
 from crossbn.nn.scope import CallSite
 from crossbn.nn.segment import Calls, Segment
-from crossbn.pairing.calls import convolution_call
+from crossbn.pairing.calls import Call, convolution_call
 from crossbn.pairing.graph import Part, read_calls
+
+if TYPE_CHECKING:
+    from crossbn.nn.layer import CrossIterBatchNorm
 
 _MOST_ALTERNATIVES = 4
 Feed = tuple[Segment, ...]
@@ -37,35 +38,37 @@ class Plain(NamedTuple):
     """Whether pairing had promised something else."""
 
 
-def make_feed(segments: Sequence[Segment]) -> Feed:
-    """Return the segments, with one reader more."""
-    for segment in segments:
-        segment.readers += 1
-    return tuple(segments)
-
-
 class Feeds:
     """The segments of a norm: of each call site those that feed it, more than one choice if its operators vary.
 
     Attributes:
-        settings: of the norm.
         unpaired: what becomes of channels that no operator feeds: "pool", "bn" or "error".
-        label: of the norm.
-        like: returns a tensor of the device and type that statistics are kept in.
         main: the segments of the usual call.
     """
 
-    def __init__(self, settings: Settings, unpaired: str, label: str, like: Callable[[], Tensor]) -> None:
-        self.settings, self.unpaired, self.label, self.like = settings, unpaired, label, like
+    def __init__(self, norm: CrossIterBatchNorm, unpaired: str) -> None:
+        self._norm, self.unpaired = norm, unpaired
         self.main: Feed = ()
         self._by_site: dict[CallSite, list[Feed]] = {}
 
-    def set_main_(self, feed: Feed) -> None:
-        """Take `feed`, for all that there was."""
+    def like(self) -> Tensor:
+        """Return a tensor of the device and type that statistics are kept in."""
+        known = (self._norm.weight, self._norm.running_mean, *(segment.history["mean"] for segment in self.main))
+        return next(tensor for tensor in (*known, torch.empty(0)) if tensor is not None)
+
+    def make_segment(
+        self, channels: int, operators: Sequence[Operator] = (), direct: bool = False, given: bool = False
+    ) -> Segment:
+        """Make a segment of the norm; without operators it is pooled only if that is asked for."""
+        settings = self._norm.settings
+        pooled = bool(operators) or self.unpaired == "pool" or settings.order == 0
+        return Segment(channels, operators, settings, self.like(), direct, given, pooled)
+
+    def set_main_(self, segments: Sequence[Segment]) -> None:
+        """Let the segments, side by side, feed the usual call, for all that there was."""
         self.release()
-        if feed:
-            self._by_site[CallSite()] = [feed]
-        self.main = feed
+        if segments:
+            self.add(CallSite(), segments)
 
     def release(self) -> None:
         """Let go of all segments."""
@@ -84,17 +87,24 @@ class Feeds:
         """Return all segments."""
         return [segment for _, _, feed in self.choices() for segment in feed]
 
-    def add(self, site: CallSite, feed: Feed) -> None:
-        """Remember another choice for a site."""
+    def forget(self) -> None:
+        """Clear what all segments remember."""
+        for segment in self.segments():
+            segment.forget()
+
+    def add(self, site: CallSite, segments: Sequence[Segment]) -> Feed:
+        """Let the segments, side by side, be another choice for a site."""
         choices = self._by_site.setdefault(site, [])
-        for old in [old for old in choices if not _has_operators(old) and not _has_steps(old)]:
-            choices.remove(old)
+        choices[:] = [old for old in choices if _has_operators(old) or _has_steps(old)]
         if len(choices) == _MOST_ALTERNATIVES:
             for segment in choices.pop(0):
                 segment.release()
-        choices.append(feed)
+        for segment in segments:
+            segment.readers += 1
+        choices.append(feed := tuple(segments))
         usual = self._by_site.get(CallSite()) or [()]
         self.main = next((each for each in usual if _has_operators(each)), usual[0])
+        return feed
 
     def find(self, x: Tensor, site: CallSite) -> list[SegmentInput] | Plain:
         """Return what feeds `x` [N, C, ...], the input of the norm's call at `site`, or why nothing does."""
@@ -102,7 +112,7 @@ class Feeds:
         first = choices[0] if choices else ()
         if any(segment.given for segment in first):
             return self.held(self.main, x)
-        if self.settings.order == 0:
+        if self._norm.settings.order == 0:
             return [SegmentInput(s, (), False) for s in first or self._pooled(site, x.shape[1])]
         if (inputs := _usual(first, x)) is not None:
             return inputs
@@ -117,13 +127,14 @@ class Feeds:
             return self._new(parts, site)
         if _has_operators(first):
             held = self.held(first, x)  # by hooks, of calls that ran in a region of their own
-            if isinstance(held, list) or self.unpaired != "pool":
-                reason = f"its input is made otherwise than pairing has found: {_reasons(parts)}"
-                return held if isinstance(held, list) else Plain(reason, True)
+            if isinstance(held, list):
+                return held
+            if self.unpaired != "pool":
+                return Plain(f"its input is made otherwise than pairing has found: {_reasons(parts)}", True)
         return self._unpaired(x, site, _reasons(parts))
 
     def _read(self, x: Tensor) -> tuple[Part, ...]:
-        return read_calls(x, through=self.settings.compensate_through is not None)
+        return read_calls(x, through=self._norm.settings.compensate_through is not None)
 
     def inputs_of(self, x: Tensor, feed: Feed) -> list[SegmentInput]:
         """Return what `feed`, which an earlier forward has found, reads in a repetition of it."""
@@ -149,7 +160,7 @@ class Feeds:
 
     def _unpaired(self, x: Tensor, site: CallSite, reason: str = "without a graph") -> list[SegmentInput] | Plain:
         if self.unpaired == "error":
-            raise ValueError(f"no linear operator feeds {self.label}: {reason}")
+            raise ValueError(f"no linear operator feeds {self._norm.label}: {reason}")
         if self.unpaired == "bn":
             return Plain(reason, False)
         return [SegmentInput(segment, (), False) for segment in self._pooled(site, x.shape[1])]
@@ -159,9 +170,7 @@ class Feeds:
         for feed in self._by_site.get(site, []):
             if not _has_operators(feed):
                 return feed
-        feed = make_feed([Segment(channels, (), self.settings, self.like())])
-        self.add(site, feed)
-        return feed
+        return self.add(site, [self.make_segment(channels)])
 
     def _new(self, parts: Sequence[Part], site: CallSite) -> list[SegmentInput] | Plain:
         """Make segments for what the graph shows."""
@@ -174,31 +183,24 @@ class Feeds:
             return Plain("the weight of its operator is frozen, and no module is known for it", False)
         if any(call.bias_is_hidden for call in calls):
             return Plain("the bias of its operator is computed from others, and cannot be read", False)
-        feed = make_feed([self._segment(part) for part in parts])
-        self.add(site, feed)
-        inputs = _align(feed, parts)
+        inputs = _align(self.add(site, [self._segment(part) for part in parts]), parts)
         assert inputs is not None
         return inputs
 
     def _segment(self, part: Part) -> Segment:
-        if part.activation is not None:
-            (call,) = part.calls
-            rest = call.bias is not None, part.activation, self.settings, self.like()
-            return ActivatedSegment(call.geometry, call.parameter, *rest)
-        operators = [Operator(call.geometry, call.parameter) for call in part.calls]
-        pooled = bool(operators) or self.unpaired == "pool"
-
-        def make() -> Segment:
-            return Segment(part.channels, operators, self.settings, self.like(), part.direct, pooled=pooled)
-
-        if not part.direct:
-            return make()
         # Norms that read the same output share its segment.
-        shared, key = part.calls[0].shared(), ("segment", self.settings)
+        shared = part.calls[0].shared() if part.direct else {}
+        key = ("segment", self._norm.settings)
         if key not in shared:
-            shared[key] = make()
+            shared[key] = self.make_segment(part.channels, [_operator(part, call) for call in part.calls], part.direct)
         segment: Segment = shared[key]
         return segment
+
+
+def _operator(part: Part, call: Call) -> Operator:
+    if part.activation is None:
+        return Operator(call.geometry, call.parameter)
+    return ActivatedOperator(call.geometry, call.parameter, part.activation, call.bias is not None)
 
 
 def _usual(feed: Feed, x: Tensor) -> list[SegmentInput] | None:

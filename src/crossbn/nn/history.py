@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbn.functional import BY_AGE, SAMPLES, Flag, accumulation_dtype, stored_as
+from crossbn.functional import BY_AGE, SAMPLES, accumulation_dtype, stored_as
 from crossbn.ops import Past
+
+_MOST_STEPS = 2**53
+"""More than any training has, and a number that every type of numbers can count to."""
 
 
 class History:
@@ -56,10 +59,6 @@ class History:
         """Return what is remembered, for a step to read."""
         return Past(self.rings, self.num_steps, self.num_steps.is_cpu, self.lock, self.scratch)
 
-    def push(self, row: Mapping[str, Tensor], accept: Flag = True) -> None:
-        """Overwrite the oldest slot with `row`, a value for each name, if `accept`; a tensor is not looked at."""
-        self.past().write_(row, accept)
-
     def clear_(self) -> None:
         """Forget everything."""
         with self.lock:
@@ -94,13 +93,16 @@ class History:
 
     def _to_(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move everything to a device, the statistics in that type. What was without values, on meta, is cleared."""
+
+        def moved(tensor: Tensor, kind: torch.dtype) -> Tensor:
+            if tensor.is_meta and device.type != "meta":
+                return torch.zeros(tensor.shape, dtype=kind, device=device)
+            return tensor.to(device, kind)
+
         self.scratch = []
         for name, ring in self.rings.items():
-            kind = stored_as(name, dtype, self.narrow)
-            empty = ring.is_meta and device.type != "meta"
-            self.rings[name] = torch.zeros(ring.shape, dtype=kind, device=device) if empty else ring.to(device, kind)
-        empty = self.num_steps.is_meta and device.type != "meta"
-        self.num_steps = torch.zeros((), dtype=torch.int64, device=device) if empty else self.num_steps.to(device)
+            self.rings[name] = moved(ring, stored_as(name, dtype, self.narrow))
+        self.num_steps = moved(self.num_steps, torch.int64)
 
     def move_(self, x: Tensor) -> None:
         """Go where `x` is, in the type that its statistics have, if not there."""
@@ -122,3 +124,45 @@ class History:
         for name, value in self.state():
             if not name.endswith(SAMPLES):
                 value.copy_(state[name])
+
+    def misfit(self, state: Mapping[str, Tensor]) -> str | None:
+        """Say what keeps `state`, which a file may hold, from being loaded, if anything."""
+        own = dict(self.state())
+        if (different := own.keys() ^ state.keys()) == set(BY_AGE):
+            kinds = ("equal", "auto") if different <= own.keys() else ("auto", "equal")
+            said = 'the saved history is of weights="{0}", this one of weights="{1}": convert with weights="{0}"'
+            said += ", or the decay that it was trained with" if kinds[0] == "equal" else ""
+            return said.format(*kinds)
+        if different:
+            return f"the saved history and this one do not share {', '.join(sorted(different))}"
+        for name, value in own.items():
+            saved = state[name].shape
+            if name == "mean" and saved[:1] != value.shape[:1]:
+                return f"the saved history is of window {saved[0] + 1}, this one of window {self.slots + 1}"
+            # Samples are as many as the largest batch so far needed.
+            sampled = name.endswith(SAMPLES)
+            if saved[:1] + saved[2:] != value.shape[:1] + value.shape[2:] if sampled else saved != value.shape:
+                return f"{name} has the shape {tuple(value.shape)} here and {tuple(saved)} in the saved history"
+        return wrong_count("pushed", state["pushed"]) or _nonsense_in(state)
+
+
+def wrong_count(name: str, value: Tensor) -> str | None:
+    """Say what is wrong with `value` as a number of steps, if anything."""
+    if value.dtype is torch.int64 and not value.ndim and 0 <= int(value) <= _MOST_STEPS:
+        return None
+    return f"{name} must be an int64 from 0 on, got {value}"
+
+
+def _nonsense_in(state: Mapping[str, Tensor]) -> str | None:
+    """Say what no history can hold, if `state` does."""
+    widths = {name: tensor.shape[1] for name, tensor in state.items() if name.endswith(SAMPLES)}
+    if len(set(widths.values())) > 1:
+        return f"the samples of a step differ in number: {widths}"
+    for name, tensor in state.items():
+        if name != "pushed" and not tensor.is_floating_point():
+            return f"{name} must be of a floating type, got {tensor.dtype}"
+        if not tensor.isfinite().all():
+            return f"{name} is not finite"
+        if name in ("var", "count", *BY_AGE) and (tensor < 0).any():
+            return f"{name} is below 0"
+    return None

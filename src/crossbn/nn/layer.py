@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from crossbn import ops
 from crossbn.functional import Settings
 from crossbn.messages import say, say_while_compiling
 from crossbn.nn.batch_norm import GuardedBatchNorm
-from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput, make_feed
+from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
 from crossbn.nn.scope import at_end_of_forward, next_call
@@ -24,6 +24,8 @@ from crossbn.ops import compiled
 from crossbn.ops.autograd import Context, Run, attach, normalize
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
 
+_Used = tuple[list[ops.Statistics], Feed]
+"""The statistics that a step used, and of which segments they are."""
 _OWN_STATE = ("settings", "label", "burnt", "feeds", "plain_reason", "_recompute_cache", "_said", "_is_replica")
 
 
@@ -77,14 +79,14 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         self._become_cross_iteration_(Settings.of(config, options), type(self).__name__, unpaired="pool")
         like = torch.empty(0, device=device, dtype=dtype)
-        self.feeds.set_main_(make_feed([Segment(num_features, (), self.settings, like)]))
+        self.feeds.set_main_([Segment(num_features, (), self.settings, like)])
 
     def _become_cross_iteration_(self, settings: Settings, label: str, unpaired: str = "bn") -> None:
         """Start the life of a cross-iteration norm, unattached, in a module that was a BatchNorm until now."""
         self.settings = settings
         self.label = label or type(self).__name__
         self.burnt = torch.zeros((), dtype=torch.int64, device="cpu")  # read by Python, never by a kernel
-        self.feeds = Feeds(settings, unpaired, self.label, functools.partial(_like, self))
+        self.feeds = Feeds(self, unpaired)
         self.plain_reason = None
         self._recompute_cache = RecomputeCache()
         self._said: set[str] = set()
@@ -126,7 +128,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
                     f"{self.label}: normalizes {self.num_features} channels, but its producer {module} has {channels}"
                 )
         operators = [Operator.of_producer(Producer(module)) for module in producers]
-        self.feeds.set_main_(make_feed([Segment(self.num_features, operators, self.settings, _like(self))]))
+        self.feeds.set_main_([Segment(self.num_features, operators, self.settings, self.feeds.like())])
         return self
 
     @property
@@ -155,33 +157,46 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         run, settings = current_pass(), self.settings
         if run is Pass.RECOMPUTE and (record := self._recompute_cache.find(ops.moments(x.detach())[0])) is not None:
             return self._repeat(x, record)
-        statistics: list[ops.Statistics] | None = None
-        feed: Feed = ()
+        used: _Used | None = None
         in_burn_in = settings.window == 1 or (settings.burn_in > 0 and int(self.burnt) < settings.burn_in)
         if in_burn_in and settings.active_group is None:
             y = self._batch_norm(x, update=True)
         else:
-            y, statistics, feed = self._step(x, run is Pass.TRAIN, pooling=not in_burn_in)
+            y, used = self._step(x, run is Pass.TRAIN, pooling=not in_burn_in)
         if in_burn_in and run is Pass.TRAIN and settings.burn_in:
             at_end_of_forward(self._count_burn_in)
         if run is not Pass.LOOK and may_be_recomputed():
-            self._recompute_cache.add(Record(ops.moments(x.detach())[0], (statistics, feed)), y)
+            self._recompute_cache.add(Record(ops.moments(x.detach())[0], used), y)
         return y
+
+    def _compiled_forward(self, x: Tensor) -> Tensor:
+        """Do the same in a graph of torch.compile; the operator of a step looks itself whether burn-in is over."""
+        if self.settings.window == 1 and self.settings.active_group is None:
+            return self._batch_norm(x, update=True)
+        inputs = self.feeds.held(self.feeds.main, x)
+        if isinstance(inputs, Plain):
+            self.plain_reason = inputs.reason
+            who = f"{self.label}: " if inputs.surprising else "norms that the report has as pending: "
+            say_while_compiling(f"{who}plain BatchNorm in compiled steps: {inputs.reason}")
+            return self._batch_norm(x, update=True)
+        remember = torch.is_grad_enabled()
+        outcomes = self._outcomes(x.detach(), inputs, remember, pooling=True)
+        if remember and self.settings.burn_in:
+            self._count_burn_in()
+        return self._normalize(x, inputs, [outcome.statistics for outcome in outcomes])
 
     def _repeat(self, x: Tensor, record: Record) -> Tensor:
         """Do again what an earlier forward did."""
-        statistics, feed = record.used
-        if statistics is None:
+        if record.used is None:
             return self._batch_norm(x, update=False)
-        # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
-        has_graph = saved_tensor_hooks() is None
-        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics, _joined(statistics), has_graph=has_graph)
+        statistics, feed = record.used
+        return self._normalize(x, self.feeds.inputs_of(x, feed), statistics, again=True)
 
     def _count_burn_in(self) -> None:
         self.burnt.add_(1).clamp_(max=self.settings.burn_in)
 
-    def _step(self, x: Tensor, training: bool, pooling: bool) -> tuple[Tensor, list[ops.Statistics] | None, Feed]:
-        """Return the output of a step, the statistics that it used, None for its batch's alone, and whose they are."""
+    def _step(self, x: Tensor, training: bool, pooling: bool) -> tuple[Tensor, _Used | None]:
+        """Return the output of a step, and what it used; None for its batch alone."""
         site = next_call(self)
         inputs = self.feeds.find(x, site._replace(stream=f"{site.stream}@{x.device}") if self._is_replica else site)
         outcomes: list[ops.Outcome] = []
@@ -196,19 +211,16 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if isinstance(inputs, Plain):
             self._say(inputs, training)
             if self.settings.active_group is None:
-                return self._batch_norm(x, update=True), None, ()
-            alone = Segment(self.num_features, (), self.settings, _like(self), pooled=False)
+                return self._batch_norm(x, update=True), None
+            alone = Segment(self.num_features, (), self.settings, self.feeds.like(), pooled=False)
             inputs = [SegmentInput(alone, (), False)]
             outcomes = self._outcomes(x.detach(), inputs, False, pooling)
         statistics = [outcome.statistics for outcome in outcomes]
-        output, joint = outcomes[0].output, _joined(statistics)
-        y = self._normalize(x, inputs, statistics, joint, output)
-        if output is None:  # else they have moved already
-            self._move_running(joint)
+        y = self._normalize(x, inputs, statistics, outcomes[0].output)
         for outcome in outcomes:
             if outcome.commit is not None:
                 at_end_of_forward(outcome.commit)
-        return y, statistics, tuple(each.segment for each in inputs)
+        return y, (statistics, tuple(each.segment for each in inputs))
 
     def _say(self, plain: Plain, training: bool = True) -> None:
         if training:
@@ -219,107 +231,69 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     def _outcomes(self, x: Tensor, inputs: list[SegmentInput], remember: bool, pooling: bool) -> list[ops.Outcome]:
         """Do the step of each segment, but for those that another norm has done."""
-        if remember and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
+        compiling = torch.compiler.is_compiling()
+        if remember and not compiling and not all(segment.can_remember(calls) for segment, calls, _ in inputs):
             remember = False
             self._say(Plain("no step is remembered: the input of its operator cannot be seen", surprising=True))
-        parts, found, norm, finite = [x], [_shared(each) for each in inputs], None, cast(C.Flag, True)
-        moments: list[tuple[Tensor, Tensor] | None] = [None]
-        if len(inputs) == 1:
-            norm = self._norm_tensors()
-        else:  # whether the moments of one segment are finite is not enough to know
-            parts = list(x.split([segment.channels for segment, _, _ in inputs], 1))
-            moments = [ops.moments(part) if known is None else None for part, known in zip(parts, found, strict=True)]
+        known = [_known(each) for each in inputs]
+        parts = [x] if len(inputs) == 1 else list(x.split([segment.channels for segment, _, _ in inputs], 1))
+        moments: list[tuple[Tensor, Tensor] | None] = [None] * len(inputs)
+        finite: C.Flag = True
+        norm = self._norm_tensors() if len(inputs) == 1 and not compiling else None
+        if len(inputs) > 1 and not compiling:  # whether the moments of one segment are finite is not enough to know
+            moments = [ops.moments(part) if other is None else None for part, other in zip(parts, known, strict=True)]
             finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
-        for i, (segment, calls, is_complete) in enumerate(inputs):
-            if found[i] is None:
-                segment.history.move_(parts[i])
-                operands, bias = segment.operands(parts[i], calls)
-                today = ops.StepInputs(
-                    parts[i], moments[i], finite, operands, bias, is_complete, pooling, remember, norm
-                )
-                found[i] = outcome = ops.step(today, segment.history.past(), segment.storage, segment.settings)
-                if segment.readers > 1 and len(calls) == 1 and calls[0] is not None:
-                    calls[0].shared()[segment] = outcome._replace(commit=None, output=None)
-        return cast(list[ops.Outcome], found)
+        outcomes = []
+        for each, part, moment, outcome in zip(inputs, parts, moments, known, strict=True):
+            if outcome is None:
+                segment, calls, is_complete = each
+                segment.history.move_(part)
+                operands, bias = segment.operands(part, calls)
+                today = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)
+                if compiling:
+                    outcome = self._compiled_step(today, segment)
+                else:
+                    outcome = ops.step(today, segment.history.past(), segment.storage, segment.settings)
+                if segment.readers > 1:
+                    _shared(each).append((segment, ops.Outcome(outcome.statistics, None, None)))
+            outcomes.append(outcome)
+        return outcomes
 
-    def _norm_tensors(self) -> ops.NormTensors | None:
-        running = self._running
-        if running is None or self.momentum is None:
-            return None
-        own = self._parameters or vars(self)  # a replica of DataParallel has plain tensors
-        return ops.NormTensors(*running, own["weight"], own["bias"], self.eps, self.momentum)
+    def _compiled_step(self, today: ops.StepInputs, segment: Segment) -> ops.Outcome:
+        """Do a step as one operator, which torch.compile does not look into, and remember it."""
+        history, storage, settings = segment.history, segment.storage, segment.settings
+        if storage is not None:
+            history.fit_(storage.shapes(segment.channels, today.x.numel() // segment.channels))
+        rest = history.past(), self.burnt, storage, settings, today.is_complete, today.remember
+        return ops.Outcome(compiled.step(today.x, today.operands, today.bias, *rest), None, None)
 
     def _normalize(
         self,
         x: Tensor,
         inputs: list[SegmentInput],
         statistics: Sequence[ops.Statistics],
-        joint: ops.Statistics,
         output: Tensor | None = None,
-        has_graph: bool = True,
+        again: bool = False,
     ) -> Tensor:
-        runs, start = [], 0
-        operands: list[Tensor | None] = []
-        if isinstance(statistics[0], ops.PackedStatistics) and len(statistics) == 1:
-            return self._attach(x, inputs[0], statistics[0], output, has_graph)
-        for (segment, calls, _), each in zip(inputs, statistics, strict=True):
-            if each.has_dependence and x.requires_grad:  # else what made it is frozen, its weights included
-                aligned = calls or [None] * len(segment.operators)
-                pairs = list(zip(segment.operators, aligned, strict=True))
-                geometries = tuple(one.rows_geometry for one in segment.operators)
-                hooks = tuple(one.hook(call) if has_graph else None for one, call in pairs)
-                runs.append(Run(start, start + segment.channels, geometries, each, hooks))
-                for one, call in pairs:
-                    operands += one.trained(call) if has_graph else (None, None)
-            start += segment.channels
-        group = self.settings.active_group
-        count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
-        context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
-        return normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
-
-    def _attach(
-        self, x: Tensor, feed: SegmentInput, statistics: ops.PackedStatistics, output: Tensor | None, has_graph: bool
-    ) -> Tensor:
-        """Do the same in the usual case, one segment with one operator, whose step may have made the output already."""
-        (operator,), call = feed.segment.operators, feed.calls[0] if feed.calls else None
-        hook = weight = None
-        if has_graph and statistics.has_dependence and x.requires_grad:
-            hook, (weight, _) = operator.hook(call), operator.trained(call)
-        run = Run(0, x.shape[1], (operator.rows_geometry,), statistics, (hook,))
-        return attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
-
-    def _compiled_forward(self, x: Tensor) -> Tensor:
-        """Do the same in a graph of torch.compile: each segment's step is one operator, which it does not look into."""
-        if self.settings.window == 1 and self.settings.active_group is None:
-            return self._batch_norm(x, update=True)
-        inputs = self.feeds.held(self.feeds.main, x)
-        if isinstance(inputs, Plain):
-            self.plain_reason = inputs.reason
-            who = f"{self.label}: " if inputs.surprising else "norms that the report has as pending: "
-            say_while_compiling(f"{who}plain BatchNorm in compiled steps: {inputs.reason}")
-            return self._batch_norm(x, update=True)
-        remember, statistics, start = torch.is_grad_enabled(), [], 0
-        for segment, calls, is_complete in inputs:
-            call = calls[0] if segment.readers > 1 and len(calls) == 1 else None
-            # By identity: not every torch can trace an object as the key of a dict.
-            shared = [] if call is None else call.shared().setdefault("compiled", [])
-            found = [known for other, known in shared if other is segment]
-            if not found:
-                part = x.detach()[:, start : start + segment.channels]
-                segment.history.move_(part)
-                if segment.storage is not None:
-                    segment.history.fit_(segment.storage.shapes(segment.channels, part.numel() // segment.channels))
-                operands, bias = segment.operands(part, calls)
-                rest = segment.history.past(), self.burnt, segment.storage, segment.settings, is_complete, remember
-                found = [compiled.step(part, operands, bias, *rest)]
-                shared.append((segment, found[0]))
-            statistics.append(found[0])
-            start += segment.channels
-        if remember and self.settings.burn_in:
-            self._count_burn_in()
+        """Normalize, unless the step has made the output, and let the running statistics move, unless this is again."""
         joint = _joined(statistics)
-        y = self._normalize(x, inputs, statistics, joint)
-        self._move_running(joint)
+        # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
+        has_graph = not again or saved_tensor_hooks() is None
+        if isinstance(joint, ops.PackedStatistics):  # the usual case: one segment with one operator
+            (operator,), calls, weight, hook = inputs[0].segment.operators, inputs[0].calls, None, None
+            if joint.has_dependence and x.requires_grad and has_graph:
+                weight, _, hook = operator.trained(calls[0] if calls else None)
+            run = Run(0, x.shape[1], (operator.rows_geometry,), joint, (hook,))
+            y = attach(x, self.weight, self.bias, weight, run, self.eps, self.label, output)
+        else:
+            # If the input has no gradient, what made it is frozen, weights included.
+            runs, operands = _runs(inputs, statistics, has_graph) if x.requires_grad else ([], [])
+            group = self.settings.active_group
+            count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
+            context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
+            y = normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
+        if output is None and not again:  # a step that has made the output has moved them
+            self._move_running(joint)
         return y
 
     def train(self, mode: bool = True) -> CrossIterBatchNorm:
@@ -333,19 +307,17 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
         self.burnt.zero_()
-        for segment in self.feeds.segments():
-            segment.forget()
+        self.feeds.forget()
 
     def reset_running_stats(self) -> None:
         """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
         super().reset_running_stats()
         if hasattr(self, "feeds"):  # called by the constructor as well
-            for segment in self.feeds.segments():
-                segment.forget()
+            self.feeds.forget()
 
     def configure_(self, settings: Settings) -> None:
         """Change the settings; remembered steps are kept as far as they fit."""
-        self.settings = self.feeds.settings = settings
+        self.settings = settings
         for segment in self.feeds.segments():
             segment.configure_(settings)
 
@@ -357,8 +329,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        for segment in self.feeds.segments():
-            segment.forget()
+        self.feeds.forget()
 
     def _replicate_for_data_parallel(self) -> CrossIterBatchNorm:
         """Return a replica whose history is that of its device, and stays with this norm from step to step."""
@@ -373,19 +344,39 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         return f"{super().extra_repr()}, " + ", ".join(f"{name}={value!r}" for name, value in own.items())
 
 
-def _like(norm: CrossIterBatchNorm) -> Tensor:
-    """Return a tensor of the device and type that statistics are kept in."""
-    known = (norm.weight, norm.running_mean, *(segment.history["mean"] for segment in norm.feeds.main))
-    return next(tensor for tensor in (*known, torch.empty(0)) if tensor is not None)
+def _shared(each: SegmentInput) -> list[tuple[Segment, ops.Outcome]]:
+    """Return the steps that norms have done so far which read the same call; none where its calls are several."""
+    if len(each.calls) != 1 or (call := each.calls[0]) is None:
+        return []
+    return call.shared().setdefault("compiled steps" if torch.compiler.is_compiling() else "steps", [])
 
 
-def _shared(each: SegmentInput) -> ops.Outcome | None:
-    """Return what another norm has found of the same call; it sees to its being remembered."""
-    segment, calls, _ = each
-    if segment.readers < 2 or len(calls) != 1 or calls[0] is None:
+def _known(each: SegmentInput) -> ops.Outcome | None:
+    """Return the step, if another norm has done it."""
+    if each.segment.readers < 2:
         return None
-    found: ops.Outcome | None = calls[0].shared().get(segment)
-    return found
+    # By identity: not every torch can trace an object as the key of a dict.
+    found = [outcome for segment, outcome in _shared(each) if segment is each.segment]
+    return found[0] if found else None
+
+
+def _runs(
+    inputs: list[SegmentInput], statistics: Sequence[ops.Statistics], has_graph: bool
+) -> tuple[list[Run], list[Tensor | None]]:
+    """Return the runs of channels whose statistics follow operators, and weight and bias of each operator in turn."""
+    runs, start = [], 0
+    operands: list[Tensor | None] = []
+    for (segment, calls, _), each in zip(inputs, statistics, strict=True):
+        stop = start + segment.channels
+        if each.has_dependence:
+            pairs = zip(segment.operators, calls or [None] * len(segment.operators), strict=True)
+            trained = [one.trained(call) if has_graph else (None, None, None) for one, call in pairs]
+            geometries = tuple(one.rows_geometry for one in segment.operators)
+            runs.append(Run(start, stop, geometries, each, tuple(hook for _, _, hook in trained)))
+            for weight, bias, _ in trained:
+                operands += weight, bias
+        start = stop
+    return runs, operands
 
 
 def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from crossbn.functional import Geometry, flatten_weight, geometry_of
+from crossbn.functional import Activation, Geometry, flatten_weight, geometry_of, geometry_of_rows
 from crossbn.ops.weight_gradient_hook import WeightGradientHook
 from crossbn.pairing.calls import Call
 from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
+
+if TYPE_CHECKING:
+    from crossbn.nn.segment import Segment
 
 
 class _Latest(threading.local):
@@ -25,15 +28,6 @@ class _Latest(threading.local):
         """Input and output sizes of a call that the graph shows, and keeps alive, as well."""
         self.weight: Tensor | None = None
         self.unread = 0
-
-
-class Fed(Protocol):
-    """What a producer knows of a segment."""
-
-    readers: int
-
-    def forget(self) -> None:
-        """The module's weights have been loaded."""
 
 
 class Producer:
@@ -49,16 +43,17 @@ class Producer:
         always: whether every call is to be held, because the graph is not to be believed.
     """
 
-    def __init__(self, module: nn.Module, always: bool = False) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.always = always
         self.geometry: Geometry = geometry_of(module)
-        self.fed: list[Fed] = []
-        self.copies = False
+        self.fed: list[Segment] = []
+        self.copies = self.always = False
         self._known = module._parameters.get("weight")
         self._latest = _Latest()
-        self._forward_handle = module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True)
-        self._handles = [self._forward_handle, module.register_load_state_dict_post_hook(self._see_load)]
+        self._handles = [
+            module.register_forward_hook(self._see_forward, with_kwargs=True, prepend=True),
+            module.register_load_state_dict_post_hook(self._see_load),
+        ]
         if parametrize.is_parametrized(module, "weight"):
             parametrization: nn.Module = module.parametrizations["weight"]  # type: ignore[index, assignment]
             self._handles.append(parametrization.register_forward_hook(self._see_weight))
@@ -79,21 +74,21 @@ class Producer:
                 return
         y: Tensor = args[0] if args else kwargs["input"]
         latest.unread = sum([fed.readers for fed in self.fed])
-        if not compiling and self._graph_shows(output):
-            latest.glimpse = weakref.ref(y), output.shape[2:]
-            return
         if not compiling:
+            if self._graph_shows(output):
+                latest.glimpse = weakref.ref(y), output.shape[2:]
+                return
             self.geometry = geometry_of(module)  # which may have been changed
-        weight, bias = self.weight if latest.weight is None else latest.weight, self.bias
-        latest.call, latest.weight = self._call(y, weight, bias, output.shape[2:]), None
-        if self.copies and not compiling and isinstance(weight, nn.Parameter):
-            latest.call.trained = weight, bias
-            latest.call.weight = weight.detach().clone()
-            latest.call.bias = None if bias is None else bias.detach().clone()
+        latest.call = call = self._call(y, output.shape[2:])
+        latest.weight = None
+        if self.copies and not compiling and call.parameter is not None:
+            call.trained = call.weight, call.bias
+            call.weight, call.bias = (None if each is None else each.detach().clone() for each in call.trained)
 
-    def _call(self, y: Tensor, weight: Tensor, bias: Tensor | None, output_sizes: tuple[int, ...]) -> Call:
+    def _call(self, y: Tensor, output_sizes: tuple[int, ...]) -> Call:
+        weight = self.weight if self._latest.weight is None else self._latest.weight
         parameter = weight if isinstance(weight, nn.Parameter) else None
-        return Call(output_sizes, parameter).see(self.geometry, y.detach(), weight, bias)
+        return Call(output_sizes, parameter).see(self.geometry, y.detach(), weight, self.bias)
 
     def _graph_shows(self, output: Tensor) -> bool:
         if self.always or self.copies or not output.requires_grad or saved_tensor_hooks() is not None:
@@ -110,17 +105,11 @@ class Producer:
         for fed in self.fed:
             fed.forget()
 
-    @property
-    def call(self) -> Call | None:
-        """The latest call, if a hook has held it."""
-        return self._latest.call
-
-    def recall(self) -> Call | None:
-        """Return the latest call, also if the graph shows it: for norms that run where there is no graph."""
+    def latest_call(self, shown: bool = True) -> Call | None:
+        """Return the latest call, if a hook has held it, and, with `shown`, also if the graph shows it."""
         latest = self._latest
-        if latest.call is None and latest.glimpse is not None and (y := latest.glimpse[0]()) is not None:
-            weight = self.weight if latest.weight is None else latest.weight
-            latest.call = self._call(y, weight, self.bias, latest.glimpse[1])
+        if shown and latest.call is None and latest.glimpse is not None and (y := latest.glimpse[0]()) is not None:
+            latest.call = self._call(y, latest.glimpse[1])
         return latest.call
 
     def finish_step(self) -> None:
@@ -144,14 +133,14 @@ class Producer:
 
     def watch_(self, wanted: bool) -> None:
         """Take the forward hook off, or put it on again, under the same number: compiled code would miss it else."""
-        module, key = self.module, self._forward_handle.id
+        module, key = self.module, self._handles[0].id
         if wanted and key not in module._forward_hooks:
             module._forward_hooks[key], module._forward_hooks_with_kwargs[key] = self._see_forward, True
             module._forward_hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]  # it is an OrderedDict
         elif not wanted and key in module._forward_hooks:
             del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
 
-    def release(self, fed: Fed) -> None:
+    def release(self, fed: Segment) -> None:
         """Stop feeding a segment; the last one takes the hooks away."""
         self.fed.remove(fed)
         if not self.fed:
@@ -172,7 +161,10 @@ class Operator:
         geometry: of the module, or of the first call that was seen; of later calls only the padding may differ.
         parameter: the Parameter that its weight is; None if the weight is computed.
         producer: the module, if pairing has named it.
+        activation: what is applied to its output before the norm reads it, see `ActivatedOperator`.
     """
+
+    activation: Activation | None = None
 
     def __init__(self, geometry: Geometry, parameter: Tensor | None, producer: Producer | None = None) -> None:
         self.geometry = geometry
@@ -186,38 +178,63 @@ class Operator:
         """Return the operator of a module."""
         return cls(producer.geometry, producer.parameter, producer)
 
-    def fits(self, call: Call) -> bool:
-        """Tell whether `call` is a later one of this operator: its weight is the same, or computed and alike."""
-        if call.parameter is not None and self.parameter is not None and call.parameter is not self.parameter:
-            # Tensors that are no parameters may be other ones at each step (torch.func.functional_call).
-            return not isinstance(call.parameter, nn.Parameter) and self._is_alike(call)
-        return self._is_alike(call)
-
-    def _is_alike(self, call: Call) -> bool:
-        if not call.is_seen:
-            # A computed weight that the graph does not show may be that of a module whose weight is computed.
-            return call.parameter is self.parameter and (call.parameter is not None or self.producer is not None)
-        return self.is_shaped_like(call.geometry) and self.geometry.stride == call.geometry.stride
-
-    def is_shaped_like(self, other: Geometry) -> bool:
-        """Tell whether remembered steps have room for those of `other`."""
-        sizes = [(each.out_channels, each.groups, each.patch_size, each.transposed) for each in (self.geometry, other)]
-        return sizes[0] == sizes[1]
-
     def is_known(self, call: Call) -> bool:
-        """Tell whether `call` is, to the object, as the latest one that was noted."""
+        """Tell whether `call` is, to the object, as the latest one that was accepted."""
         leaf = call.parameter
         if leaf is None or not call.is_seen or self._known != (id(leaf), id(call.geometry), id(call.bias)):
             return False
         return self.parameter is leaf and (self.producer is None or self.producer.parameter is leaf)
 
-    def note(self, call: Call) -> None:
-        """Keep what a call tells of the operator for forwards that have no graph."""
+    def fits(self, call: Call) -> bool:
+        """Tell whether `call` is a later one of this operator: its weight is the same, or computed and alike."""
+        leaf, own = call.parameter, self.parameter
+        # Tensors that are no parameters may be other ones at each step (torch.func.functional_call).
+        if isinstance(leaf, nn.Parameter) and own is not None and leaf is not own:
+            return False
+        if not call.is_seen:
+            # A computed weight that the graph does not show may be that of a module whose weight is computed.
+            return leaf is own and (leaf is not None or self.producer is not None)
+        return self._is_shaped_like(call.geometry) and self.geometry.stride == call.geometry.stride
+
+    def _is_shaped_like(self, other: Geometry) -> bool:
+        """Tell whether remembered steps have room for those of `other`."""
+        sizes = [(each.out_channels, each.groups, each.patch_size, each.transposed) for each in (self.geometry, other)]
+        return sizes[0] == sizes[1]
+
+    def accept(self, call: Call) -> bool:
+        """Tell whether `call` fits, and keep what it tells of the operator for forwards that have no graph.
+
+        What the graph does not show of it the module's hook may tell.
+        """
+        producer = self.producer
+        if producer is not None and call.node is not None:
+            producer.copies = call.is_freed
+            # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
+            held = None if call.is_seen else producer.latest_call()
+            if held is not None and held.output_sizes == call.output_sizes:
+                call.geometry, call.y, call.weight, call.bias = held.geometry, held.y, held.weight, held.bias
+                call.trained = held.trained
+        if not self.fits(call):
+            return False
         if call.is_seen and isinstance(call.parameter, nn.Parameter):
             self._known = id(call.parameter), id(call.geometry), id(call.bias)
-        if self.producer is None:
+        if producer is None:
             self.parameter = call.parameter if self.parameter is None else self.parameter
             self._bias = call.bias
+        return True
+
+    def notice_surgery(self) -> bool:
+        """Look for another Parameter in the weight's place, or another stride; tell if steps of before mean nothing."""
+        if (producer := self.producer) is None:
+            return False
+        parameter, known, surgery = producer.parameter, self.parameter, False
+        # A tensor that is none is there for a call only (torch.func.functional_call).
+        if parameter is not known and isinstance(parameter, nn.Parameter | None):
+            self.parameter, surgery = parameter, known is not None
+        geometry = producer.geometry
+        if geometry is not self.geometry and geometry != self.geometry and self._is_shaped_like(geometry):
+            self.geometry, surgery = geometry, True
+        return surgery
 
     def weight(self, call: Call | None = None) -> Tensor | None:
         """Return today's weight, where no call tells it that of the module; None if it is not known."""
@@ -237,16 +254,12 @@ class Operator:
         return self.geometry
 
     def rows(self, call: Call | None = None) -> Tensor | None:
-        """Return today's weight as one row for each channel; None if it is not known."""
-        weight = self.weight(call)
-        return None if weight is None else flatten_weight(weight, self.geometry)
+        """Return today's weight as one row for each channel, with a bias that is a weight; None if it is not known."""
+        weight, bias = self.weight(call), None if self.activation is None else self.bias(call)
+        return None if weight is None else flatten_weight(weight, self.geometry, bias)
 
-    def hook(self, call: Call | None) -> WeightGradientHook | None:
-        """Return where to add to the gradient of the weight; None if that is left to autograd."""
-        return None if call is None else call.hook()
-
-    def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return weight and bias as gradients find them, None for what has none."""
+    def trained(self, call: Call | None) -> tuple[Tensor | None, Tensor | None, WeightGradientHook | None]:
+        """Return weight and bias as gradients find them, None for what has none, and where the weight's is added to."""
         tensors = self.weight(call), self.bias(call)
         if call is not None and call.trained is not None:
             tensors = call.trained
@@ -255,29 +268,32 @@ class Operator:
             bias = tensors[1] if call.bias is None else self.producer.bias
             tensors = self.producer.weight if call.is_guessed else tensors[0], bias
         weight, bias = (each if each is not None and each.requires_grad else None for each in tensors)
-        return weight, bias
+        return weight, bias, None if call is None else call.hook()
 
-    def notice_surgery(self) -> bool:
-        """Look for another Parameter in the weight's place, or another stride; tell if steps of before mean nothing."""
-        if (producer := self.producer) is None:
-            return False
-        parameter, known, surgery = producer.parameter, self.parameter, False
-        # A tensor that is none is there for a call only (torch.func.functional_call).
-        if parameter is not known and isinstance(parameter, nn.Parameter | None):
-            self.parameter, surgery = parameter, known is not None
-        geometry = producer.geometry
-        if geometry is not self.geometry and geometry != self.geometry and self.is_shaped_like(geometry):
-            self.geometry, surgery = geometry, True
-        return surgery
 
-    def complete(self, call: Call) -> None:
-        """Let a hook on the module tell what the graph does not show."""
-        if call.node is None or self.producer is None:
-            return
-        self.producer.copies = call.is_freed
-        if not call.is_seen:
-            # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
-            held = self.producer.recall()
-            if held is not None and held.output_sizes == call.output_sizes:
-                call.geometry, call.y, call.weight, call.bias = held.geometry, held.y, held.weight, held.bias
-                call.trained = held.trained
+class ActivatedOperator(Operator):
+    """An operator that an activation follows, `norm(act(conv(y)))`: its bias is one more weight.
+
+    Attributes:
+        has_bias: whether there is one.
+    """
+
+    activation: Activation
+
+    def __init__(self, geometry: Geometry, parameter: Tensor | None, activation: Activation, has_bias: bool) -> None:
+        super().__init__(geometry, parameter)
+        self.activation, self.has_bias = activation, has_bias
+
+    def fits(self, call: Call) -> bool:
+        """Tell whether `call` is a later one of this operator."""
+        return super().fits(call) and self.has_bias == (call.bias is not None)
+
+    @property
+    def rows_geometry(self) -> Geometry:
+        """Of the rows that gradients are of."""
+        return geometry_of_rows(self.geometry, self.has_bias)
+
+    def trained(self, call: Call | None) -> tuple[Tensor | None, None, None]:
+        """Return the weight that weight and bias are together, if it has a gradient."""
+        rows = self.rows(call)
+        return rows if rows is not None and rows.requires_grad else None, None, None

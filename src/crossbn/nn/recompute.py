@@ -37,7 +37,7 @@ def current_pass() -> Pass:
 
 def may_be_recomputed() -> bool:
     """Tell whether the running forward lies in a region that backward may compute again."""
-    return not torch.compiler.is_compiling() and (not torch.is_grad_enabled() or saved_tensor_hooks() is not None)
+    return not torch.is_grad_enabled() or saved_tensor_hooks() is not None
 
 
 def _callers(name: str) -> Iterator[FrameType]:
@@ -83,15 +83,7 @@ class Record:
     """What one forward used, and by what its repetition is recognised."""
 
     def __init__(self, mean: Tensor, used: Any) -> None:
-        self.mean = mean
-        self.used = used
-        self.region = _region()
-
-    def keep_with(self, y: Tensor) -> None:
-        """Tie the record's life to the graph that will replay the forward whose output is `y`."""
-        node: Any = _enclosing_function("forward") if y.grad_fn is None else y.grad_fn
-        if node is not None:
-            node.metadata.setdefault("crossbn records", []).append(self)
+        self.mean, self.used, self.region = mean, used, _region()
 
 
 class RecomputeCache:
@@ -101,9 +93,11 @@ class RecomputeCache:
         self._records: weakref.WeakSet[Record] = weakref.WeakSet()
 
     def add(self, record: Record, y: Tensor) -> None:
-        """Note what the forward with output `y` used."""
-        record.keep_with(y)
-        self._records.add(record)
+        """Note what the forward with output `y` used, for as long as the graph lives that will replay it."""
+        node: Any = _enclosing_function("forward") if y.grad_fn is None else y.grad_fn
+        if node is not None:
+            node.metadata.setdefault("crossbn records", []).append(record)
+            self._records.add(record)
 
     def find(self, mean: Tensor) -> Record | None:
         """Return the record of the forward that is being repeated.

@@ -40,9 +40,8 @@ class _Forward:
 
 
 class _Local(threading.local):
-    def __init__(self) -> None:
-        self.forward: _Forward | None = None
-        self.stream = ""
+    forward: _Forward | None = None
+    stream = ""
 
 
 _local = _Local()
@@ -103,7 +102,7 @@ class Scope:
 
 def at_end_of_forward(remember: Callable[[], None]) -> None:
     """Call `remember` when the running forward of a converted model has come to its end; now if there is none."""
-    if torch.compiler.is_compiling() or _local.forward is None:
+    if _local.forward is None:
         remember()
     else:
         _local.forward.at_end.append(remember)

@@ -11,7 +11,7 @@ from torch import Tensor
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Settings
 from crossbn.nn.history import History
-from crossbn.nn.producer import Operator, Producer
+from crossbn.nn.producer import ActivatedOperator, Operator, Producer
 from crossbn.pairing.calls import Call
 
 Calls = Sequence[Call | None]
@@ -44,10 +44,8 @@ class Segment:
         readers: norms that it feeds.
         history: what is remembered.
         storage: how; None if nothing is compensated.
-        activation: what is applied to the operator's output before the norm reads it, see `ActivatedSegment`.
+        activation: what is applied to its one operator's output before the norm reads it, if anything.
     """
-
-    activation: C.Activation | None = None
 
     def __init__(
         self,
@@ -61,6 +59,7 @@ class Segment:
     ) -> None:
         self.channels = channels
         self.operators = tuple(operators)
+        self.activation = operators[0].activation if operators else None
         self.settings = settings
         self.direct, self.given, self.pooled = direct, given, pooled
         self.readers = 0
@@ -68,6 +67,7 @@ class Segment:
         self._is_blind = False
         for producer in self.producers:
             producer.fed.append(self)
+            producer.always |= given
         self.storage = self._make_storage()
         self.history = History(self.window - 1, self._shapes(), like, settings.history_dtype)
 
@@ -86,6 +86,9 @@ class Segment:
         self.history.clear_()
 
     def _make_storage(self) -> C.Storage | None:
+        first = self.operators[0] if self.operators else None
+        if isinstance(first, ActivatedOperator) and self.settings.order > 0:
+            return C.ActivatedStorage(first.geometry, first.has_bias, first.activation, self.settings)
         return C.make_storage([operator.geometry for operator in self.operators], self.settings)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -121,15 +124,12 @@ class Segment:
             if operator.notice_surgery():
                 self.forget()
             known = operator.parameter
-            found = next((call for call in left if call.parameter is not None and call.parameter is known), None)
-            if found is None:
-                found = next((call for call in left if operator.fits(call)), None)
+            same = [call for call in left if call.parameter is not None and call.parameter is known]
+            found = next(iter(same or [call for call in left if operator.fits(call)]), None)
             if found is not None:
                 left.remove(found)
-                operator.complete(found)
-                if not operator.fits(found):
+                if not operator.accept(found):
                     return None
-                operator.note(found)
             aligned.append(found)
         missing = aligned.count(None)
         return None if left or missing == len(aligned) or (missing and len(aligned) == 1) else aligned
@@ -145,7 +145,7 @@ class Segment:
             if not torch.compiler.is_compiling() and operator.notice_surgery():
                 self.forget()
             producer = operator.producer
-            calls.append(None if producer is None else producer.recall() if without_graph else producer.call)
+            calls.append(None if producer is None else producer.latest_call(without_graph))
         return calls if any(call is not None for call in calls) else ()
 
     def finish_step(self) -> None:
@@ -173,17 +173,20 @@ class Segment:
             weight, bias = operator.weight(call), operator.bias(call)
             if weight is None:
                 raise WeightUnknown
-            seen = call is not None and call.y is not None
-            geometry = call.geometry if seen else operator.geometry  # type: ignore[union-attr]  # seen
-            sizes = call.output_sizes if seen else x.shape[2:]  # type: ignore[union-attr]  # seen
-            operands.append(C.Operand(geometry, weight, call.y if call is not None else None, sizes))
+            if call is not None and call.y is not None:
+                operands.append(C.Operand(call.geometry, weight, call.y, call.output_sizes))
+            else:
+                operands.append(C.Operand(operator.geometry, weight, None, x.shape[2:]))
             if bias is not None:
                 biases.append(bias.detach().to(C.accumulation_dtype(x.dtype)))
         if not torch.compiler.is_compiling() and self._has_bias != bool(biases):
             if self._has_bias is not None:  # means with and without it do not go together
                 self.forget()
             self._has_bias = bool(biases)
-        return operands, C.total(biases) if biases else None
+        bias = C.total(biases) if biases else None
+        if self.activation is not None:  # before it a bias does not just shift the mean: it is one more weight
+            return [operand._replace(bias=bias) for operand in operands], None
+        return operands, bias
 
     def can_remember(self, calls: Calls) -> bool:
         """Tell whether the operators that are trained let their input be seen, and notice when they begin to."""

@@ -3,7 +3,7 @@
 Norms read their operators from the autograd graph when they run. What is known before is needed for the report, by
 `fold`, and where there is no graph to read: in compiled steps, and where saved tensors are packed. `forwards.py` runs a
 model's forward symbolically by torch.fx, or once on example inputs, and guards the model meanwhile; `dataflow.py`
-follows the tensors of a traced forward, by what `vocabulary.py` knows of torch's functions and modules.
+follows the tensors of a traced forward, by what it knows of torch's functions and modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from crossbn.pairing.dataflow import Findings, Segment, Segments
+from crossbn.pairing.dataflow import Findings, Segment, Segments, opaque
 from crossbn.pairing.forwards import trace, watch
 from crossbn.torch_internals import BatchNormBase
 
@@ -114,7 +114,7 @@ def _segments(inputs: list[Segments], num_features: int, findings: Findings) -> 
         reason = f"{known} channels found where the norm has {num_features}"
     else:
         return tuple(_segment(each, count, findings) for each, count in zip(found, channels, strict=True))
-    return (Segment(num_features, (), False, reason, final=False),)
+    return opaque(reason, num_features)
 
 
 def _segment(found: Segment, channels: int, findings: Findings) -> Segment:

@@ -1,20 +1,80 @@
-"""What every tensor of a traced forward is made of, followed from call to call."""
+"""What every tensor of a traced forward is made of, followed from call to call, and what torch's functions do to it."""
 
 from __future__ import annotations
 
 import operator
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import fx, nn
+from torch.nn import modules
 
-from crossbn.functional import is_linear_operator
-from crossbn.pairing import vocabulary
+from crossbn.functional import LINEAR_OPERATORS, is_linear_operator
 from crossbn.torch_internals import BatchNormBase
 
 LeafT = TypeVar("LeafT")
+
+# fmt: off
+_METADATA = {
+    "device", "dim", "dtype", "get_device", "is_complex", "is_contiguous", "is_cuda", "is_floating_point",
+    "layout", "len", "ndim", "ndimension", "nelement", "numel", "requires_grad", "shape", "size", "stride",
+}
+"""The call touches no element, so it does not count as a use of the operand."""
+
+_SYNONYMS = {
+    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
+    "concat": "cat", "concatenate": "cat",
+}
+# fmt: on
+
+
+def name_of(called: str | type[nn.Module] | Callable[..., Any]) -> str:
+    """Return the name under which a tensor method, a module's type or a function is known here.
+
+    A module's type is spelled like torch's functions, and a Python operator like the tensor method that does its work.
+    A function from outside torch gets a name of two words, which means nothing here, whatever the function is called.
+    """
+    if isinstance(called, type) and issubclass(called, nn.Module):
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", called.__name__).lower()
+    name = called if isinstance(called, str) else str(getattr(called, "__name__", called))
+    package = (getattr(called, "__module__", None) or "torch").partition(".")[0]
+    if not isinstance(called, str) and package not in {"torch", "_operator", "builtins"}:
+        return f"function {name}"
+    bare = name.strip("_") if name.startswith("__") else name
+    return _SYNONYMS.get(bare, bare)
+
+
+_FAMILIES = (modules.activation, modules.dropout, modules.padding, modules.pooling, modules.upsampling)
+_OTHERS = {"clamp", "feature_dropout", "interpolate", "logsigmoid", "upsample", "lp_pool1d", "lp_pool2d", "lp_pool3d"}
+KEEP_CHANNELS = _OTHERS | {
+    name_of(kind)
+    for family in _FAMILIES
+    for kind in vars(family).values()
+    if isinstance(kind, type) and kind not in (nn.GLU, nn.MultiheadAttention)
+}
+"""Activations, poolings and the like: their result is no operator's output, and as wide as their operand."""
+
+
+def holds_norm(module: nn.Module) -> bool:
+    """Tell whether the module is a batch norm or has one inside."""
+    return any(isinstance(inner, BatchNormBase) for inner in module.modules())
+
+
+def is_torch_module(module: nn.Module) -> bool:
+    """Tell whether the module's type is torch's own, so that its name says what it does."""
+    return type(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Tell whether a call of the module counts as one step, whatever is called inside."""
+    if isinstance(module, BatchNormBase | torch.jit.ScriptModule):
+        return True
+    built_in = is_torch_module(module) and not isinstance(module, nn.Sequential)
+    return (built_in or isinstance(module, LINEAR_OPERATORS)) and not holds_norm(module)
 
 
 @dataclass(frozen=True)
@@ -51,6 +111,11 @@ def sum_of(producers: tuple[str, ...], channels: int, complete: bool) -> Segment
     return (Segment(channels, producers, complete, reason),)
 
 
+def opaque(reason: str, channels: int = 0, final: bool = False) -> Segments:
+    """Describe what no operator is known to have made."""
+    return (Segment(channels, (), False, reason, final),)
+
+
 @dataclass(eq=False)
 class Value:
     """One tensor of a forward."""
@@ -82,7 +147,7 @@ class Findings:
         self.operators = {
             name: module
             for name, module in model.named_modules()
-            if id(module) in trusted or (is_linear_operator(module) and vocabulary.is_leaf(module))
+            if id(module) in trusted or (is_linear_operator(module) and is_leaf(module))
         }
         self.norm_inputs: defaultdict[str, list[Segments]] = defaultdict(list)
         self.operator_calls: Counter[str] = Counter()
@@ -118,46 +183,46 @@ class _Interpreter(fx.Interpreter):
 
     def placeholder(self, *_: Any) -> Value:
         name = self._findings.names[id(self.module)]
-        return Value(_opaque(f"input of {name or 'the model'}", final=not name))
+        return Value(opaque(f"input of {name or 'the model'}", final=not name))
 
     def get_attr(self, target: Any, *_: Any) -> Value:
         owner = self._owners.get(id(operator.attrgetter(target)(self.module)))
         self._findings.operator_uses.update([owner] if owner is not None else [])
-        return Value(_opaque(f"attribute {target}"))
+        return Value(opaque(f"attribute {target}"))
 
     def output(self, _: Any, args: Any, __: Any) -> None:
         self.use(leaves(args, Value))
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Value:
         module, findings = self.module.get_submodule(target), self._findings
-        name, kind = findings.names[id(module)], vocabulary.name_of(type(module))
+        name, kind = findings.names[id(module)], name_of(type(module))
         is_known = isinstance(module, BatchNormBase) or name in findings.operators
-        if vocabulary.is_torch_module(module) and not is_known:
+        if is_torch_module(module) and not is_known:
             # It does what the function of that name does with the module's settings.
             settings = {key: getattr(module, key) for key in ("p", "training", "inplace") if hasattr(module, key)}
             return self._call(kind, args, {**kwargs, **settings})
         operands = leaves((args, kwargs), Value)
         self.use(operands)
         if isinstance(module, BatchNormBase):
-            findings.norm_inputs[name].append(operands[0].segments if operands else _opaque("not given as a tensor"))
-            return Value(_opaque(f"after {kind}", module.num_features, final=True))
+            findings.norm_inputs[name].append(operands[0].segments if operands else opaque("not given as a tensor"))
+            return Value(opaque(f"after {kind}", module.num_features, final=True))
         if name in findings.operators:
             findings.operator_calls[name] += 1
             # Not by weight.shape: reading a parametrized weight computes it, which may move its state.
             channels: Any = module.out_features if isinstance(module, nn.Linear) else module.out_channels
             return Value(sum_of((name,), channels, complete=True))
-        return Value(_opaque(f"after {kind}"))
+        return Value(opaque(f"after {kind}"))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Value:
-        return self._call(vocabulary.name_of(args[1] if target is getattr else target), args, kwargs)
+        return self._call(name_of(args[1] if target is getattr else target), args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Value:
-        return self._call(vocabulary.name_of(target), args, kwargs)
+        return self._call(name_of(target), args, kwargs)
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Value:
         operands = leaves((args, kwargs), Value)
-        if not operands or name in vocabulary.METADATA:
-            return Value(_opaque(f"after {name}"))
+        if not operands or name in _METADATA:
+            return Value(opaque(f"after {name}"))
         switched_off = "dropout" in name and (kwargs.get("p") == 0 or kwargs.get("training") is False)
         if switched_off or name in ("contiguous", "identity"):
             return operands[0]
@@ -167,26 +232,22 @@ class _Interpreter(fx.Interpreter):
             return Value(first)  # Copying is no use; to read the copy is one.
         self.use(operands)
         made = _COMBINATIONS[name](*args, **kwargs) if name in _COMBINATIONS else None
-        final = vocabulary.keeps_channels(name)
+        final = name in KEEP_CHANNELS
         in_place = name.endswith("_") or name == "setitem" or kwargs.get("inplace") is True
         target = kwargs.get("out", operands[0] if in_place else None)
         if isinstance(target, Value):
             target.overwrite(made or _changed_in_place(target.segments, name, final))
             return target
         if made or final:
-            return Value(made or _opaque(f"after {name}", _width(first), final))
+            return Value(made or opaque(f"after {name}", _width(first), final))
         # One of several results, or a slice, is made of what the whole is made of; its width is another.
         sliced = name == "getitem" and len(first) == 1 and not first[0].producers
         # Whatever else the function is, its result may be the operand's memory in another shape or type.
-        return Value(_opaque(first[0].reason if sliced else f"after {name}"), view_of=operands[0])
-
-
-def _opaque(reason: str, channels: int = 0, final: bool = False) -> Segments:
-    return (Segment(channels, (), False, reason, final),)
+        return Value(opaque(first[0].reason if sliced else f"after {name}"), view_of=operands[0])
 
 
 def _changed_in_place(segments: Segments, by: str, final: bool = False) -> Segments:
-    return _opaque(f"changed in place by {by.rstrip('_')}", _width(segments), final)
+    return opaque(f"changed in place by {by.rstrip('_')}", _width(segments), final)
 
 
 def _width(segments: Segments) -> int:
@@ -198,23 +259,23 @@ def _concatenate(tensors: Any, dim: Any = 0, **options: Any) -> Segments:
     """Describe the result of ``torch.cat`` with these arguments."""
     dim = options.get("axis", dim)
     if not isinstance(tensors, list | tuple) or not all(isinstance(each, Value) for each in tensors):
-        return _opaque("after cat")
+        return opaque("after cat")
     # How many dimensions there are is not known, so a negative one may be any.
-    return tuple(s for t in tensors for s in t.segments) if dim == 1 else _opaque(f"after cat along dimension {dim}")
+    return tuple(s for t in tensors for s in t.segments) if dim == 1 else opaque(f"after cat along dimension {dim}")
 
 
 def _add(input: Any, other: Any, alpha: Any = 1, **_: Any) -> Segments | None:  # noqa: A002  # torch's name
     """Describe the result of ``torch.add`` with these arguments; None if it is no plain sum of tensors."""
     if not isinstance(input, Value) or not isinstance(other, Value) or alpha != 1:
         return None
-    terms = [_opaque("", _width(v.segments))[0] if len(v.segments) > 1 else v.segments[0] for v in (input, other)]
+    terms = [opaque("", _width(v.segments))[0] if len(v.segments) > 1 else v.segments[0] for v in (input, other)]
     widths = {term.channels for term in terms if term.channels}
     if len(widths) > 1:
-        return _opaque("after add with broadcast channels", max(widths))
+        return opaque("after add with broadcast channels", max(widths))
     producers = tuple(name for term in terms for name in term.producers)
     # An operator's output that is added twice has another gradient than one occurrence, so the sum is opaque.
     if not producers or len(set(producers)) < len(producers):
-        return _opaque("after add", max(widths, default=0))
+        return opaque("after add", max(widths, default=0))
     return sum_of(producers, max(widths), all(term.complete for term in terms))
 
 

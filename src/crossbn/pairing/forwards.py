@@ -20,9 +20,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from crossbn.pairing.dataflow import Findings, Segment, Segments, interpret, leaves, sum_of
+from crossbn.pairing.dataflow import Findings, Segments, holds_norm, interpret, is_leaf, leaves, opaque, sum_of
 from crossbn.pairing.graph import Part, read_calls
-from crossbn.pairing.vocabulary import holds_norm, is_leaf
 from crossbn.torch_internals import BatchNormBase
 
 
@@ -133,7 +132,7 @@ def _with_names(part: Part, made_by: Mapping[Any, str]) -> Segments:
     names = tuple(made_by.get(call.node, "") for call in part.calls)
     if names and all(names):
         return sum_of(names, part.channels, part.complete)
-    return (Segment(part.channels, (), False, part.reason, final=not names),)
+    return opaque(part.reason, part.channels, final=not names)
 
 
 class _Readers(TorchFunctionMode):

@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from crossbn.functional import Activation
-from crossbn.pairing.calls import Call, convolution_call, linear_call
-
-Shape = tuple[int, ...]
+from crossbn.pairing.calls import Call, Shape, convolution_call, linear_call
 
 
 class Part(NamedTuple):
@@ -46,18 +44,16 @@ class _Layout(Enum):
     IMAGE = "channels are dimension 1"
     ROWS = "channels are the last dimension"
 
-    def channel_dim(self, shape: Shape) -> int:
-        return 1 if self is _Layout.IMAGE else len(shape) - 1
-
 
 class _Place(NamedTuple):
     """A tensor on the way back to the operators."""
 
     node: Any
-    """What made it."""
+    """What made it; None if it has no graph."""
     slot: int
     """As which of the node's results."""
     shape: Shape
+    """() without a graph."""
     layout: _Layout
     x: Tensor
     """The norm's input."""
@@ -65,11 +61,24 @@ class _Place(NamedTuple):
     """Whether to look through an activation."""
 
     @property
+    def channel_dim(self) -> int:
+        return 1 if self.layout is _Layout.IMAGE else len(self.shape) - 1
+
+    @property
     def channels(self) -> int:
-        return self.shape[self.layout.channel_dim(self.shape)]
+        return self.shape[self.channel_dim]
 
     def opaque(self, reason: str) -> list[Part]:
         return [Part(self.channels, (), False, reason)]
+
+    def operand(self, index: int = 0) -> _Place:
+        """Return the place of an operand of what made this one, its channels being where they are here."""
+        node, slot = self.node.next_functions[index]
+        if node is None:
+            return self._replace(node=None, slot=0, shape=())
+        variable = getattr(node, "variable", None)
+        shape = node._input_metadata[slot].shape if variable is None else variable.shape
+        return self._replace(node=node, slot=slot, shape=tuple(shape))
 
 
 def read_calls(x: Tensor, through: bool = False) -> tuple[Part, ...]:
@@ -96,16 +105,16 @@ def _follow(place: _Place) -> list[Part]:
             return _concatenation(place)
         if place.through and (activation := Activation.of_node(place.node)) is not None:
             return _activated(place, activation)
-        moved = _behind(name, place)
-        if isinstance(moved, str):
-            return place.opaque(moved)
-        place = moved
+        behind = _behind(name, place)
+        if behind is None:
+            return place.opaque("a parameter" if name.endswith("AccumulateGrad") else f"after {_readable(name)}")
+        place = behind
 
 
 def _activated(place: _Place, activation: Activation) -> list[Part]:
-    node, slot, shape = _operand(place.node, 0)
-    if shape == place.shape:
-        found = _follow(place._replace(node=node, slot=slot, through=False))
+    operand = place.operand()
+    if operand.shape == place.shape:
+        found = _follow(operand._replace(through=False))
         if len(found) == 1 and found[0].direct:
             return [found[0]._replace(reason=f"{found[0].reason}, through {activation.name}", activation=activation)]
     return place.opaque(f"after {activation.name}")
@@ -133,25 +142,22 @@ _FUNCTIONS_OF_SEVERAL = {"BackwardHookFunctionBackward", "RegisterPostBackwardFu
 """Of full backward hooks and of FSDP: they return what they are given, each result its own argument."""
 
 
-def _behind(name: str, place: _Place) -> _Place | str:
-    """Return the operand of a node that only looks at it differently, or a phrase that says what the node is."""
-    said = f"after {_readable(name)}"
-    if name == "torch::autograd::AccumulateGrad" or name == "AccumulateGrad":
-        return "a parameter"
-    if name in _COPIES | _FUNCTIONS_OF_SEVERAL:
-        node, slot, shape = _operand(place.node, place.slot if name in _FUNCTIONS_OF_SEVERAL else 0)
-        return said if shape != place.shape else place._replace(node=node, slot=slot)
+def _behind(name: str, place: _Place) -> _Place | None:
+    """Return the operand of a node that only looks at it differently; None if the node does something else."""
+    if name in _COPIES or name in _FUNCTIONS_OF_SEVERAL:
+        operand = place.operand(place.slot if name in _FUNCTIONS_OF_SEVERAL else 0)
+        return operand if operand.shape == place.shape else None
     if name in _VIEWS:
-        node, slot, shape = _operand(place.node, 0)
-        layout = _layout_of_viewed(place, shape)
-        return said if layout is None else place._replace(node=node, slot=slot, shape=shape, layout=layout)
+        operand = place.operand()
+        layout = _layout_of_viewed(place, operand.shape)
+        return None if layout is None else operand._replace(layout=layout)
     if name in ("PermuteBackward0", "TransposeBackward0"):
-        node, slot, shape = _operand(place.node, 0)
-        rank = len(shape)
+        operand = place.operand()
+        rank = len(operand.shape)
         channels_to_second = (0, rank - 1, *range(1, rank - 1))
         if place.layout is _Layout.IMAGE and rank > 2 and _permutation(place.node, name, rank) == channels_to_second:
-            return place._replace(node=node, slot=slot, shape=shape, layout=_Layout.ROWS)
-    return said
+            return operand._replace(layout=_Layout.ROWS)
+    return None
 
 
 def _layout_of_viewed(place: _Place, shape: Shape) -> _Layout | None:
@@ -175,38 +181,26 @@ def _signed(dims: Sequence[int]) -> Iterator[int]:
     return (dim - 2**64 if dim >= 2**63 else dim for dim in dims)  # torch shows them unsigned
 
 
-def _operand(node: Any, index: int) -> tuple[Any, int, Shape]:
-    """Return the node that made an operand, as which result, and its shape; None, 0 and () if it has no graph."""
-    behind, slot = node.next_functions[index]
-    if behind is None:
-        return None, 0, ()
-    if (variable := getattr(behind, "variable", None)) is not None:
-        return behind, 0, tuple(variable.shape)
-    return behind, slot, tuple(behind._input_metadata[slot].shape)
-
-
 def _sum(place: _Place) -> list[Part]:
     if place.node._saved_alpha != 1:
         return place.opaque("after a weighted add")
     calls: list[Call] = []
     biases: list[Tensor] = []
     complete = True
-    for i in range(2):
-        node, slot, shape = _operand(place.node, i)
-        bias = getattr(node, "variable", None)
-        if bias is not None and place.layout is _Layout.ROWS and shape == (place.channels,):
+    for term in (place.operand(0), place.operand(1)):
+        bias = getattr(term.node, "variable", None)
+        if bias is not None and place.layout is _Layout.ROWS and term.shape == (place.channels,):
             biases.append(bias)
-            continue
-        if node is not None and shape != place.shape:
+        elif term.node is None:
+            complete = False
+        elif term.shape != place.shape:
             # It may be learned, and moves the mean then: unlike data of the same shape it is no part of the statistics.
             return place.opaque("after add of something that is broadcast")
-        if node is None:
-            complete = False
-            continue
-        parts = _follow(place._replace(node=node, slot=slot, through=False))
-        if len(parts) == 1:
-            calls += parts[0].calls
-        complete = complete and len(parts) == 1 and parts[0].complete
+        else:
+            parts = _follow(term._replace(through=False))
+            if len(parts) == 1:
+                calls += parts[0].calls
+            complete = complete and len(parts) == 1 and parts[0].complete
     if biases and len(calls) == 1 and calls[0].bias is None:
         calls[0].bias = biases[0]
     elif biases:
@@ -221,23 +215,15 @@ def _sum(place: _Place) -> list[Part]:
 
 
 def _concatenation(place: _Place) -> list[Part]:
-    rank = len(place.shape)
     (dim,) = _signed((place.node._saved_dim,))
-    channel_dim = place.layout.channel_dim(place.shape)
-    if dim % rank != channel_dim:
-        return place.opaque(f"after cat along dimension {dim % rank}")
-    operands = [_operand(place.node, i) for i in range(len(place.node.next_functions))]
-    widths = [None if node is None else shape[channel_dim] for node, _, shape in operands]
-    missing = place.channels - sum(width for width in widths if width is not None)
-    if widths.count(None) > 1:
+    if (dim := dim % len(place.shape)) != place.channel_dim:
+        return place.opaque(f"after cat along dimension {dim}")
+    operands = [place.operand(i) for i in range(len(place.node.next_functions))]
+    known = [operand.channels for operand in operands if operand.node is not None]
+    if len(operands) - len(known) > 1:
         return place.opaque("after cat of several tensors without a graph")
-    parts: list[Part] = []
-    for (node, slot, shape), width in zip(operands, widths, strict=True):
-        if width is None:
-            parts.append(Part(missing, (), False, "without a graph"))
-        else:
-            parts += _follow(place._replace(node=node, slot=slot, shape=shape))
-    return parts
+    rest = [Part(place.channels - sum(known), (), False, "without a graph")]
+    return [part for operand in operands for part in (rest if operand.node is None else _follow(operand))]
 
 
 def _readable(name: str) -> str:
