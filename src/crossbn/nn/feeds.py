@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crossbn.nn.producer import ActivatedOperator, Operator
-from crossbn.nn.scope import CallSite
+from crossbn.nn.scope import CallSite, read_in_forward
 from crossbn.nn.segment import Calls, Segment
 from crossbn.pairing.calls import Call, convolution_call
 from crossbn.pairing.graph import Part, read_calls
@@ -134,7 +134,7 @@ class Feeds:
         return self._unpaired(x, site, _reasons(parts))
 
     def _read(self, x: Tensor) -> tuple[Part, ...]:
-        return read_calls(x, through=self._norm.settings.compensate_through is not None)
+        return read_calls(x, self._norm.settings.compensate_through is not None, read_in_forward())
 
     def inputs_of(self, x: Tensor, feed: Feed) -> list[SegmentInput]:
         """Return what `feed`, which an earlier forward has found, reads in a repetition of it."""

@@ -37,6 +37,7 @@ class _Forward:
         self.calls: dict[tuple[int, str], int] = {}
         """The number of each norm's latest call in each stream."""
         self.at_end: list[Callable[[], None]] = []
+        self.read: dict[Any, Any] = {}
 
 
 class _Local(threading.local):
@@ -106,6 +107,11 @@ def at_end_of_forward(remember: Callable[[], None]) -> None:
         remember()
     else:
         _local.forward.at_end.append(remember)
+
+
+def read_in_forward() -> dict[Any, Any]:
+    """Return what norms have read of the graph in the running forward, for others that read the same."""
+    return {} if _local.forward is None else _local.forward.read
 
 
 def next_call(norm: object) -> CallSite:

@@ -59,6 +59,8 @@ class _Place(NamedTuple):
     """The norm's input."""
     through: bool
     """Whether to look through an activation."""
+    read: dict[Any, Part]
+    """What other norms of the forward have read, by node."""
 
     @property
     def channel_dim(self) -> int:
@@ -81,8 +83,10 @@ class _Place(NamedTuple):
         return self._replace(node=node, slot=slot, shape=tuple(shape))
 
 
-def read_calls(x: Tensor, through: bool = False) -> tuple[Part, ...]:
+def read_calls(x: Tensor, through: bool = False, read: dict[Any, Part] | None = None) -> tuple[Part, ...]:
     """Return what made `x` [N, C, ...], channel run by channel run, and if asked to `through` an activation.
+
+    In `read` it is noted which convolutions were read for a concatenation: the next one has most of them as well.
 
     Example:
         >>> conv, x = torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 6, 6)
@@ -91,7 +95,8 @@ def read_calls(x: Tensor, through: bool = False) -> tuple[Part, ...]:
     """
     if x.grad_fn is None:
         return (Part(x.shape[1], (), False, "its input has no graph"),)
-    return tuple(_follow(_Place(x.grad_fn, x.output_nr, tuple(x.shape), _Layout.IMAGE, x, through)))
+    known = {} if read is None else read
+    return tuple(_follow(_Place(x.grad_fn, x.output_nr, tuple(x.shape), _Layout.IMAGE, x, through, known)))
 
 
 def _follow(place: _Place) -> list[Part]:
@@ -218,12 +223,24 @@ def _concatenation(place: _Place) -> list[Part]:
     (dim,) = _signed((place.node._saved_dim,))
     if (dim := dim % len(place.shape)) != place.channel_dim:
         return place.opaque(f"after cat along dimension {dim}")
-    operands = [place.operand(i) for i in range(len(place.node.next_functions))]
-    known = [operand.channels for operand in operands if operand.node is not None]
-    if len(operands) - len(known) > 1:
+    parts: list[Part] = []
+    missing = []
+    for i, (node, _) in enumerate(place.node.next_functions):
+        if node in place.read:
+            parts.append(place.read[node])
+        elif node is None:
+            missing.append(len(parts))
+        else:
+            found = _follow(place.operand(i))
+            if type(node).__name__ == "ConvolutionBackward0" and found[0].calls and found[0].calls[0].is_seen:
+                place.read[node] = found[0]
+            parts += found
+    if len(missing) > 1:
         return place.opaque("after cat of several tensors without a graph")
-    rest = [Part(place.channels - sum(known), (), False, "without a graph")]
-    return [part for operand in operands for part in (rest if operand.node is None else _follow(operand))]
+    for index in missing:
+        rest = place.channels - sum(part.channels for part in parts)
+        parts.insert(index, Part(rest, (), False, "without a graph"))
+    return parts
 
 
 def _readable(name: str) -> str:
