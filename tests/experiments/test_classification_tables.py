@@ -71,7 +71,7 @@ def test_tables_share_their_runs() -> None:
     assert missing["window"] == [f"{norm}, batch 2, window {k}" for k in (2, 4, 16) for norm in ("CBN", "naive CBN")]
     assert missing["bound"] == [f"exact, {each} gradient, {own}" for each in ("none", "own", "full")]
     assert missing["norms"] == ["IN, batch 2", "LN, batch 2"]
-    assert len(missing["weights"]) == 17  # four kinds at four sizes, and the bound
+    assert len(missing["weights"]) == 27  # four kinds at four sizes, the bound, and ten rates with burn-in
 
 
 def test_norms_stand_beside_the_paper_s() -> None:
@@ -149,7 +149,7 @@ def test_bounds_are_compared_with_what_they_bound() -> None:
 
 def test_weights_are_compared_without_burn_in() -> None:
     rows = weights.rows(results_of(weights, by_norm))
-    assert [row.name for row in rows] == [f"batch {size}" for size in (8, 4, 2, 1)]
+    assert [row.name for row in rows] == [f"batch {size}{burn}" for burn in ("", ", burn-in") for size in (8, 4, 2, 1)]
     assert rows[0].remark == "+10.0 to BN, +0.0 to equal (?), +0.0 to decay 0.85 (?), +0.0 to decay 0.7 (?)"
     assert "exact, own layer" in rows[2].ours
     tasks = {task.name: task for task in weights.configs(Scale.SMALL)}
@@ -160,7 +160,7 @@ def test_weights_are_compared_without_burn_in() -> None:
     assert chosen["BN, batch 2"] is None
     full = {task.name: task.settings for task in weights.configs(Scale.FULL)}
     assert full["CBN, batch 8, window 2, decay 0.7, burn-in 0%"]["norm_options"] == {"decay": 0.7, "positions": None}
-    assert [len(weights.configs(scale)) for scale in Scale] == [21 * 5, 21]
+    assert [len(weights.configs(scale)) for scale in Scale] == [35 * 5, 35]
 
 
 def test_norms_behind_activations_are_compared_in_each_network() -> None:

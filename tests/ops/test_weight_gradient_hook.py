@@ -7,7 +7,7 @@ from torch import Tensor
 
 from crossbn import functional as C
 from crossbn.ops import Statistics, library
-from crossbn.ops.weight_gradient_hook import WeightGradientHook
+from crossbn.ops.autograd import WeightGradientHook
 
 
 def call(dtype: torch.dtype, layout: torch.memory_format) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from crossbn.functional import Activation, Geometry, flatten_weight, geometry_of, geometry_of_rows
-from crossbn.ops.weight_gradient_hook import WeightGradientHook
+from crossbn.ops.autograd import WeightGradientHook
 from crossbn.pairing.calls import Call
 from crossbn.torch_internals import backward_is_running, saved_tensor_hooks
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crossbn.functional import Geometry
-from crossbn.ops.weight_gradient_hook import WeightGradientHook
+from crossbn.ops.autograd import WeightGradientHook
 from crossbn.torch_internals import has_hooks, is_freed
 
 Shape = tuple[int, ...]
