@@ -60,11 +60,11 @@ def notes(scale: Scale) -> list[str]:
     """Say what the numbers are."""
     return [
         *describe(scale),
-        "Unlike in other tables, cross-iteration norms have no burn-in here, but for the rows that say so: fixed rates "
-        "were compared with it first. Equal: every step of the window counts alike, as in the paper. Decay: a "
-        "remembered step counts the rate to the power of its age, today's step 1. Auto: each norm measures while training what an "
-        "old step is worth, see docs/derivation.md. Exact, own layer: what all of these approximate, see `reproduce "
-        "bound`. Windows are the paper's: 8 at batch sizes 1 and 2, 4 at 4, 2 at 8. At small scale this table has five "
-        "seeds, where others have three.",
+        "Unlike in other tables, cross-iteration norms have no burn-in here, but for the rows that say so: fixed "
+        "rates were compared with it first. Equal: every step of the window counts alike, as in the paper. Decay: a "
+        "remembered step counts the rate to the power of its age, today's step 1. Auto: each norm measures while "
+        "training what an old step is worth, see docs/derivation.md. Exact, own layer: what all of these approximate, "
+        "see `reproduce bound`. Windows are the paper's: 8 at batch sizes 1 and 2, 4 at 4, 2 at 8. At small scale "
+        "this table has five seeds, where others have three.",
         "The paper has no such table.",
     ]
