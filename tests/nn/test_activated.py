@@ -1,5 +1,6 @@
 """Compensation through an activation, against the slow reference and by hand."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import crossbn
 from crossbn import functional as C
 from crossbn import ops
-from crossbn.ops import cpu
+from crossbn.ops import cpu, library
 from crossbn.pairing.graph import read_calls
 from tests.nn.test_oracle import OPERATORS, assert_near, norm_for
 from tests.ops.test_cpu import train, twice
@@ -303,3 +304,41 @@ def test_a_batch_that_is_not_finite_leaves_no_trace(positions: int | None) -> No
     assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
     assert int(norm.segments[0].history.num_steps) == 2
     assert len(report.compensated) == 1
+
+
+@pytest.mark.parametrize("act", [nn.Sigmoid, nn.Hardtanh])
+@pytest.mark.parametrize("native", [True, False])
+def test_an_infinite_input_that_an_activation_bounds_is_not_remembered(
+    act: Callable[[], nn.Module], native: bool
+) -> None:
+    model, _ = converted(nn.Conv2d(3, 8, 3), act(), nn.BatchNorm2d(8), window=4)
+    with contextlib.nullcontext() if native else library.switched_off():
+        for step in range(5):
+            x = torch.randn(2, 3, 6, 6)
+            x[0, 0, 2, 2] = -torch.inf if step == 2 else 0.0
+            assert model(x).isfinite().all()
+    norm: Any = model[2]
+    (segment,) = norm.segments
+    assert int(segment.history.num_steps) == 4
+    assert all(ring.isfinite().all() for ring in segment.history.rings.values())
+
+
+def test_autocast_around_the_norm_alone_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model, _ = converted(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), window=4)
+    twin, batches = copy.deepcopy(model), [torch.randn(2, 3, 6, 6) + 10 for _ in range(4)]
+    for x in batches:
+        y, before = model(x), twin[1](twin[0](x))
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(twin[2](before), y)
+
+
+def test_unchanged_weights_move_nothing_beside_a_large_mean() -> None:
+    torch.manual_seed(0)
+    model, _ = converted(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), window=4)
+    nn.init.uniform_(next(model.parameters()), 0, 1)
+    x = torch.randn(2, 3, 6, 6) + 1e4
+    expected = nn.BatchNorm2d(8).double()(model[0](x).detach().double())
+    for _ in range(4):
+        y = model(x)
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=0.015)

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -322,3 +323,79 @@ def test_no_warning_where_nine_tenths_are(make: Callable[[], nn.Module]) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         convert_and_train(make())
+
+
+class Dense(nn.Module):
+    """Convolutions whose outputs are concatenated again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.convs = nn.ModuleList(nn.Conv2d(6 * i, 6, 3, padding=1, bias=False) for i in (1, 2, 3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6 * i) for i in (1, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [self.first(x)]
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            features.append(conv(norm(torch.cat(features, 1)).relu()))
+        return torch.cat(features, 1)
+
+
+class Steps(nn.Module):
+    """A forward with several forwards and backwards in it, as a training step of an engine may be one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Dense()
+        self.inputs: list[weakref.ref[Any]] = []
+        self.net.convs[0].register_forward_pre_hook(
+            lambda _, args: self.inputs.append(weakref.ref(args[0].untyped_storage()))
+        )
+
+    def forward(self, x: Tensor) -> list[bool]:
+        for _ in range(3):
+            self.net(x).square().sum().backward()
+        return [known() is not None for known in self.inputs]
+
+
+def test_what_a_convolution_read_is_gone_after_the_backward() -> None:
+    model = Steps()
+    crossbn.convert_(model, window=4)
+    assert not any(model(torch.randn(2, 3, 8, 8)))
+
+
+def test_one_convolution_read_in_two_layouts() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (nn.Conv2d(3, 8, 3, padding=1, bias=False) for _ in range(2))
+            self.norm, self.other = nn.BatchNorm2d(16), nn.BatchNorm2d(12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs = [self.a(x), self.b(x)]
+            return self.norm(torch.cat(outputs, 1)).sum() + self.other(torch.cat(outputs, 3).permute(0, 3, 1, 2)).sum()
+
+    model = Both()
+    report = crossbn.convert_(model, window=3)
+    for _ in range(2):
+        model(torch.randn(2, 3, 6, 6)).backward()
+    assert report.summary() == "2 norms: 1 compensated, 0 pooled, 1 left alone"
+
+
+def test_a_convolution_that_is_twice_in_a_concatenation_is_remembered_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            out: Tensor = self.norm(torch.cat([y, y], 1))
+            return out
+
+    model = Twice()
+    crossbn.convert_(model, window=4)
+    for step in range(1, 4):
+        model(torch.randn(2, 3, 6, 6)).square().sum().backward()
+        norm: Any = model.norm
+        assert [int(segment.history.num_steps) for segment in norm.segments] == [step, step]

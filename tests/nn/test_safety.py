@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 import crossbn
 from crossbn import nn as cnn
@@ -463,3 +464,16 @@ def test_a_look_in_inference_mode_does_not_spoil_training(native: bool, decay: f
         with torch.inference_mode():
             network(x)
         network(x).sum().backward()
+
+
+def test_pruned_and_parametrized_norms_train() -> None:
+    for change in (
+        lambda norm: prune.l1_unstructured(norm, "weight", 1),
+        lambda norm: parametrize.register_parametrization(norm, "weight", nn.Softplus()),
+    ):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        crossbn.convert_(model, window=3)
+        change(model[1])
+        for _ in range(3):
+            model(torch.randn(2, 3, 6, 6)).square().sum().backward()
+        assert int(model[1].segments[0].history.num_steps) == 3  # type: ignore[union-attr, index]

@@ -49,8 +49,12 @@ class GuardedBatchNorm(BatchNormBase):
         running = self._running
         if running is None or self.momentum is None:
             return None
-        own = self._parameters or vars(self)  # a replica of DataParallel has plain tensors
-        return ops.NormTensors(*running, own["weight"], own["bias"], self.eps, self.momentum)
+        own = self._parameters
+        if "weight" in own and "bias" in own:
+            gamma, beta = own["weight"], own["bias"]
+        else:  # of a replica of DataParallel, or pruned, or parametrized
+            gamma, beta = self.weight, self.bias
+        return ops.NormTensors(*running, gamma, beta, self.eps, self.momentum)
 
     def _batch_norm(self, x: Tensor, update: bool) -> Tensor:
         """Run torch's BatchNorm; running statistics move on copies and are taken over if they are finite."""

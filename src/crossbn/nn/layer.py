@@ -245,8 +245,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
         outcomes = []
         for each, part, moment, outcome in zip(inputs, parts, moments, known, strict=True):
+            segment, calls, is_complete = each
+            outcome = outcome or _known(each)  # it may be twice in a concatenation
             if outcome is None:
-                segment, calls, is_complete = each
                 segment.history.move_(part)
                 operands, bias = segment.operands(part, calls)
                 today = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)

@@ -212,8 +212,7 @@ class Operator:
             # Before torch 2.13 hooks that are set now hide calls that were made outside of them as well.
             held = None if call.is_seen else producer.latest_call()
             if held is not None and held.output_sizes == call.output_sizes:
-                call.geometry, call.y, call.weight, call.bias = held.geometry, held.y, held.weight, held.bias
-                call.trained = held.trained
+                call.take_from(held)
         if not self.fits(call):
             return False
         if call.is_seen and isinstance(call.parameter, nn.Parameter):

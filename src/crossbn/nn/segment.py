@@ -173,8 +173,8 @@ class Segment:
             weight, bias = operator.weight(call), operator.bias(call)
             if weight is None:
                 raise WeightUnknown
-            if call is not None and call.y is not None:
-                operands.append(C.Operand(call.geometry, weight, call.y, call.output_sizes))
+            if call is not None and (y := call.y) is not None:
+                operands.append(C.Operand(call.geometry, weight, y, call.output_sizes))
             else:
                 operands.append(C.Operand(operator.geometry, weight, None, x.shape[2:]))
             if bias is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -24,10 +24,13 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Se
     Raises:
         NotTheOperatorsOutput: if the input is not what the operators make of theirs.
     """
-    kind = inputs.x.device.type
-    is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    with torch.autocast(kind, enabled=False) if is_autocast else nullcontext():
+    with _without_autocast(inputs.x.device.type):
         return _step(inputs, past, storage if past.slots and inputs.operands else None, settings)
+
+
+def _without_autocast(kind: str) -> AbstractContextManager[Any]:
+    is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_autocast else nullcontext()
 
 
 class _Today(NamedTuple):
@@ -113,13 +116,15 @@ def best_weights(
     return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today, price))
 
 
+@torch.no_grad()
 def make_row(
     inputs: StepInputs, past: Past, storage: C.Storage | None, weights: list[Tensor]
 ) -> tuple[dict[str, Tensor], Flag, Flag]:
     """Return what one process is to remember, whether it is the operators', and whether their inputs are finite."""
     assert inputs.moments is not None
     today = _Today(*inputs.moments, inputs.x.numel() // inputs.x.shape[1], inputs.finite, None, None)
-    return _row(inputs, past, storage, weights, today)
+    with _without_autocast(inputs.x.device.type):
+        return _row(inputs, past, storage, weights, today)
 
 
 def _row(
@@ -136,10 +141,11 @@ def _row(
         seen = C.Observation(inputs.x, mean, today.var, bias, operands, weights, phase, today.local, is_whole)
         of_operators, is_theirs = storage.remember(seen)
         row |= of_operators
-        # Inputs that a stride skips may be infinite without the moments knowing.
+        # Inputs that a stride skips, or an activation bounds, may be infinite without the moments knowing.
         for i, operand in enumerate(operands):
             patch = storage.mean_patch_in(row, i)
-            if patch is not None and not operand.geometry.reads_every_input:
+            is_hidden = isinstance(storage, C.ActivatedStorage) or not operand.geometry.reads_every_input
+            if patch is not None and is_hidden:
                 finite = C.all_finite(patch)
                 sound = sound & finite
                 is_theirs = is_theirs | (~finite if isinstance(finite, Tensor) else not finite)  # it cannot be told

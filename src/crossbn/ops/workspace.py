@@ -18,6 +18,7 @@ from crossbn.ops import library, reference, types
 from crossbn.ops.library import Unfit, address
 from crossbn.ops.types import NotTheOperatorsOutput, Outcome, PackedStatistics, Past, StepInputs
 
+_GIVEN = 2
 _NOT_FINITE, _DONE, _NOT_REMEMBERED, _NOT_THE_OPERATOR = range(4)  # what a step came to, see `csrc/library.c`
 _FIELDS = {"0.rows": "rows", "products": "at", "0.mean_grad": "rows", "mean_at": "at", "0.var_grad": "var_grad"}
 """What compiled code calls the rings that have another name there."""
@@ -160,7 +161,7 @@ class Workspace:
         if remember and self._is_activated:
             remember = self._make_row(inputs, past, weight)
         memory.seen, memory.results = num_steps, packed.data_ptr()
-        memory.remember = remember and not self._is_activated
+        memory.remember = _GIVEN if remember and self._is_activated else remember
         came_to = self._functions["step"](*self._structures, self._threads)
         if came_to == _NOT_FINITE:
             return None

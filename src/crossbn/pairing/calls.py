@@ -27,7 +27,6 @@ class Call:
         node: of the autograd graph; None if a forward hook has seen the call.
         kind: what people call it.
         geometry: of the operator, if input and weight are seen.
-        y: the input without its graph, [N, C_in, ...]; None if it cannot be seen.
         weight: the effective one; None if it cannot be seen.
         bias: the Parameter that the bias is; None if there is none, or it is hidden.
         trained: weight and bias as gradients find them, where those above are copies of values that are gone (FSDP).
@@ -45,7 +44,8 @@ class Call:
         self.output_sizes = torch.Size(output_sizes)
         self.parameter = parameter
         self.node, self.kind, self._weight_slot = node, kind, weight_slot
-        self.y: Tensor | None = None
+        self._y: Tensor | None = None
+        self._node_has_input = False
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         self.trained: tuple[Tensor | None, Tensor | None] | None = None
@@ -53,15 +53,26 @@ class Call:
         self.is_whole = True
         self._shared: dict[Any, Any] = {}
 
-    def see(self, geometry: Geometry, y: Tensor, weight: Tensor, bias: Tensor | None) -> Call:
-        """Let input and weight be known."""
-        self.geometry, self.y, self.weight, self.bias = geometry, y, weight, bias
+    def see(self, geometry: Geometry, y: Tensor | None, weight: Tensor, bias: Tensor | None) -> Call:
+        """Let input and weight be known; the input is left to the node of a convolution, which may let go of it."""
+        self.geometry, self._y, self.weight, self.bias = geometry, y, weight, bias
+        self._node_has_input = y is None
         return self
+
+    def take_from(self, other: Call) -> None:
+        """Know what another one knows, which a hook has seen."""
+        self.geometry, self._y, self.weight, self.bias = other.geometry, other.y, other.weight, other.bias
+        self.trained = other.trained
+
+    @property
+    def y(self) -> Tensor | None:
+        """The input without its graph, [N, C_in, ...]; None if it cannot be seen."""
+        return self.node._saved_input.detach() if self._node_has_input else self._y
 
     @property
     def is_seen(self) -> bool:
         """Whether input and weight are known."""
-        return self.y is not None and self.weight is not None
+        return (self._node_has_input or self._y is not None) and self.weight is not None
 
     @property
     def is_trained(self) -> bool:
@@ -115,7 +126,7 @@ def convolution_call(node: Any, shape: Shape) -> Call:
         return call._free()
     kernel = node._saved_stride, node._saved_padding, node._saved_dilation
     geometry = _geometry_of_convolution(tuple(weight.shape), *kernel, node._saved_groups, node._saved_transposed)
-    return call.see(geometry, node._saved_input.detach(), weight, call.bias)
+    return call.see(geometry, None, weight, call.bias)
 
 
 @functools.lru_cache(4096)

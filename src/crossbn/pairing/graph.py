@@ -226,7 +226,7 @@ def _concatenation(place: _Place) -> list[Part]:
     parts: list[Part] = []
     missing = []
     for i, (node, _) in enumerate(place.node.next_functions):
-        if node in place.read:
+        if place.layout is _Layout.IMAGE and node in place.read:
             parts.append(place.read[node])
         elif node is None:
             missing.append(len(parts))

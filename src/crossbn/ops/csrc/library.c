@@ -71,6 +71,9 @@ struct extent { EXTENT(DECLARE) };
 const struct field extent_fields[] = {EXTENT(DESCRIBE){0, 0, sizeof(struct extent)}};
 #undef DESCRIBED
 
+/* What is to be remembered has been made, see `memory`. */
+#define GIVEN 2
+
 /* What a step came to. Unless it is done, nothing that was written counts. */
 enum outcome {
     NOT_FINITE,       /* today's or the pooled moments are not */

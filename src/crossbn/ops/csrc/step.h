@@ -44,7 +44,7 @@ __attribute__((always_inline)) static inline void NAME(pool)(
  * var_grad, var_at rings, as gradients: [c, i] and <var_grad, W> [c]
  * num_steps        how many have been remembered
  * results          out, see `lay_out`
- * remember         whether what is to be remembered of today is made
+ * remember         whether what is to be remembered of today is made; GIVEN if all of it but products is there
  * next_...         out: that
  * scratch          room, see `Workspace._room_needed`
  *
@@ -253,6 +253,15 @@ static enum outcome NAME(keep_gradients)(const struct tables *tables, const stru
     return DONE;
 }
 
+/* The products of gradients that have been made elsewhere. */
+static void NAME(project_gradients)(const struct NAME(memory) *memory, int64_t c) {
+    const int64_t i = memory->i, of_group = c / memory->groups;
+    for (int64_t j = 0; j < c; j++) {
+        memory->next_at[j] = NAME(dot)(memory->next_rows + j / of_group * i, memory->weight + j * i, i);
+        memory->next_var_at[j] = NAME(dot)(memory->next_var_grad + j * i, memory->weight + j * i, i);
+    }
+}
+
 /* Find what follows of how much is remembered: what lies where in the results, the weights of the steps, the positions. */
 static void NAME(prepare)(struct NAME(batch) *batch, struct NAME(memory) *memory, const struct tables *tables) {
     const int64_t positions = batch->n * batch->s, r = least(memory->seen, memory->slots);
@@ -309,7 +318,9 @@ int NAME(step)(struct NAME(batch) *batch, struct NAME(memory) *memory, const str
     if (memory->differences != 0)
         NAME(average_in)(c, r, memory->slots, memory->seen, memory->differences, memory->rate, memory->variogram,
                          memory->next_variogram);
-    if (memory->remember)
+    if (memory->remember == GIVEN)
+        NAME(project_gradients)(memory, c);
+    else if (memory->remember)
         outcome = sampled ? NAME(keep_samples)(tables, batch, memory, threads)
                           : NAME(keep_gradients)(tables, batch, memory, threads);
     if (batch->running_mean != 0 && outcome != NOT_THE_OPERATOR) {
