@@ -122,3 +122,12 @@ def test_norms_get_the_case_s_settings() -> None:
     assert type(untouched[1]) is nn.BatchNorm2d
     take_norms_out_(untouched)
     assert [type(untouched[i]) for i in (1, 4)] == [nn.Identity, nn.Identity]
+
+
+@pytest.mark.filterwarnings("ignore::crossbn.ConversionWarning")
+def test_norms_that_cannot_be_compensated_are_measured_with_the_others() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.BatchNorm2d(4))
+    put_norm_(model, "cbn", case(), torch.ones(2, 3, 6, 6))
+    assert isinstance(model[1], crossbn.nn.CrossIterBatchNorm2d)
+    with pytest.raises(CaseError, match="cbn cannot replace 1: after max_pool2d"):
+        put_norm_(nn.Sequential(nn.MaxPool2d(2), nn.BatchNorm2d(3)), "cbn", case(), torch.ones(2, 3, 6, 6))

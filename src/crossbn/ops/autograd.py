@@ -195,10 +195,10 @@ def attach(
     That is one run with one operator, whose statistics are packed. `weight` is None if it gets no gradient; `output` if
     the step has not made it.
     """
-    return _Attach.apply(x, gamma, beta, weight, (run, eps, label, output))
+    return _Norm.apply(x, gamma, beta, weight, (run, eps, label, output))
 
 
-class _Attach(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, weight: Tensor | None, told: tuple[Any, ...]
