@@ -93,6 +93,7 @@ const int64_t result_alignment = ALIGNED; /* for library.py to compare */
 #define ROWS 3
 #define CHANNELS 4
 #define SECTION 1024
+#define SOME_CHANNELS 64
 #define MOST_ROWS 256
 #define PANEL 16384
 

@@ -46,8 +46,6 @@ FAST static void NAME(project)(IN rows, int64_t count, int64_t groups, int64_t i
             if (wide == CHANNELS) {
                 for (; q + ROWS <= count; q += ROWS)
                     NAME(add_dots)(ROWS, row + q * stride, stride, CHANNELS, mine, i, size, product + q * c + j, c);
-                for (; q + 2 <= count; q += 2)
-                    NAME(add_dots)(2, row + q * stride, stride, CHANNELS, mine, i, size, product + q * c + j, c);
                 for (; q < count; q++)
                     NAME(add_dots)(1, row + q * stride, stride, CHANNELS, mine, i, size, product + q * c + j, c);
             } else

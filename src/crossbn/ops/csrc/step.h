@@ -184,16 +184,16 @@ FAST static void NAME(pool_gradients_of)(const struct NAME(batch) *batch, const 
  * as much. Rounding is relative to the absolute values that a product adds up, which may cancel; these are looked at only
  * if it matters. */
 static int NAME(agree)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN row, IN got, IN expected,
-                       IN scale) {
-    const int64_t c = batch->c, i = memory->i, of_group = c / memory->groups;
+                       IN scale, int64_t start, int64_t stop) {
+    const int64_t i = memory->i, of_group = batch->c / memory->groups;
     const double rounding = 64 * (sizeof(REAL) == 4 ? 1.1920929e-07 : 2.220446e-16);
     double difference = 0, allowed = 0;
-    for (int64_t j = 0; j < c; j++) {
+    for (int64_t j = start; j < stop; j++) {
         const double off = (double)got[j] - expected[j];
         difference += off * off;
         allowed += TOLERANCE * TOLERANCE * scale[j];
     }
-    for (int64_t j = 0; j < c && !(difference <= allowed); j++) {
+    for (int64_t j = start; j < stop && !(difference <= allowed); j++) {
         double magnitude = fabs((double)batch->today_mean[j]);
         for (int64_t p = 0; p < i; p++)
             magnitude += fabs((double)row[j / of_group * i + p] * memory->weight[j * i + p]);
@@ -203,11 +203,15 @@ static int NAME(agree)(const struct NAME(batch) *batch, const struct NAME(memory
     return difference <= allowed;
 }
 
-/* Whether a sample is what the weights make of its patch, `product`; both less their mean. Uses `scratch`, [c]. */
-static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN patch, IN product,
-                          IN output, OUT scratch) {
-    for (int64_t j = 0; j < batch->c; j++) scratch[j] = batch->today_var[j] + output[j] * output[j];
-    return NAME(agree)(batch, memory, patch, product, output, scratch);
+/* Whether a sample is what the weights make of its patch, both less their mean, at some of its channels, others at each
+ * step: products with all of a large weight would take longer than they are worth. Uses `scratch`, [2 c]. */
+static int NAME(agree_at)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, IN patch, IN output,
+                          OUT scratch) {
+    const int64_t c = batch->c, start = memory->seen * SOME_CHANNELS % c, stop = least(start + SOME_CHANNELS, c);
+    OUT product = scratch, scale = scratch + c;
+    NAME(project)(patch, 1, memory->groups, memory->i, memory->weight, c, start, stop, product);
+    for (int64_t j = start; j < stop; j++) scale[j] = batch->today_var[j] + output[j] * output[j];
+    return NAME(agree)(batch, memory, patch, product, output, scale, start, stop);
 }
 
 /* Keep a step as samples: the mean patch and a few others, what the weights made of them, 2 (x - mean) / P. */
@@ -218,15 +222,12 @@ static enum outcome NAME(keep_samples)(const struct tables *tables, const struct
     if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(rows, memory->scratch, (size_t)row * sizeof(REAL));
     memset(centred, 0, (size_t)c * sizeof(REAL));
-    /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products, but for
-     * the first, which is compared. It goes with the mean patch: large weights are read once for both. */
+    /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
     NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  memory->scratch, at + c, centred + c, rows + row, threads);
-    OUT products = memory->scratch;
-    NAME(project_all)(rows, 2, memory->groups, memory->i, memory->weight, c, products, threads);
-    memcpy(at, products, (size_t)c * sizeof(REAL));
-    return NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var) &&
-                   NAME(agree_at)(batch, memory, rows + row, products + c, at + c, products + 2 * c)
+    NAME(project_all)(rows, 1, memory->groups, memory->i, memory->weight, c, at, threads);
+    return NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var, 0, c) &&
+                   NAME(agree_at)(batch, memory, rows + row, at + c, memory->scratch)
                ? DONE
                : NOT_THE_OPERATOR;
 }
@@ -242,12 +243,11 @@ static enum outcome NAME(keep_gradients)(const struct tables *tables, const stru
     OUT centred = memory->scratch, scaled = centred + amount * c, patches = scaled + amount * c;
     for (int64_t j = 0; j < c; j++)
         mean_at[j] = NAME(dot)(mean_grad + j / (c / groups) * i, memory->weight + j * i, i);
-    if (!NAME(agree)(batch, memory, mean_grad, mean_at, batch->today_mean, batch->today_var)) return NOT_THE_OPERATOR;
+    if (!NAME(agree)(batch, memory, mean_grad, mean_at, batch->today_mean, batch->today_var, 0, c))
+        return NOT_THE_OPERATOR;
     NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  mean_grad, centred, scaled, patches, threads);
-    OUT product = patches + amount * row;
-    NAME(project)(patches, 1, groups, i, memory->weight, c, 0, c, product);
-    if (!NAME(agree_at)(batch, memory, patches, product, centred, product + c)) return NOT_THE_OPERATOR;
+    if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
     NAME(spread_all)(patches, amount, groups, i, scaled, c, 1, var_grad, worth(threads, amount * c * i));
     for (int64_t j = 0; j < c; j++) memory->next_var_at[j] = NAME(dot)(var_grad + j * i, memory->weight + j * i, i);
     return DONE;
