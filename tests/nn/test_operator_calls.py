@@ -399,3 +399,19 @@ def test_a_convolution_that_is_twice_in_a_concatenation_is_remembered_once() -> 
         model(torch.randn(2, 3, 6, 6)).square().sum().backward()
         norm: Any = model.norm
         assert [int(segment.history.num_steps) for segment in norm.segments] == [step, step]
+
+
+@pytest.mark.parametrize("kernel", [1, 9])  # gradients are kept of the one, patches of the other
+def test_a_sample_that_differs_at_a_few_of_many_channels_is_noticed(kernel: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 160, kernel, bias=False), nn.BatchNorm2d(160))
+
+    def turn(_: nn.Module, __: Any, output: Tensor) -> None:
+        output.data[:, 128:] = output.data[:, 128:].flip(-1)  # unseen by the graph, and the mean is the same
+
+    crossbn.convert_(model, window=4)
+    model[0].register_forward_hook(turn)
+    model(torch.randn(2, 3, 12, 12))
+    model(torch.randn(2, 3, 12, 12))
+    with pytest.warns(crossbn.ConversionWarning, match="its input is not what the operator's weight makes"):
+        model(torch.randn(2, 3, 12, 12))  # 64 channels are compared at a step

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -277,7 +275,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         again: bool = False,
     ) -> Tensor:
         """Normalize, unless the step has made the output, and let the running statistics move, unless this is again."""
-        joint = _joined(statistics)
+        joint = ops.joined(statistics)
         # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
         has_graph = not again or saved_tensor_hooks() is None
         if isinstance(joint, ops.PackedStatistics):  # the usual case: one segment with one operator
@@ -378,30 +376,6 @@ def _runs(
                 operands += weight, bias
         start = stop
     return runs, operands
-
-
-def _joined(statistics: Sequence[ops.Statistics]) -> ops.Statistics:
-    """Put the statistics of segments side by side; numbers that are not the same for all are repeated for channels."""
-    if len(statistics) == 1:
-        return statistics[0]
-
-    def side_by_side(name: str) -> Any:
-        values, parts = [getattr(each, name) for each in statistics], [each.mean for each in statistics]
-        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
-            return values[0]
-        return torch.cat([_spread(value, part) for value, part in zip(values, parts, strict=True)])
-
-    mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
-    finite = functools.reduce(operator.and_, [each.finite for each in statistics])
-    rest = side_by_side("bessel"), side_by_side("has_variance"), statistics[0].positions, finite
-    return ops.Statistics(mean, var, side_by_side("share"), None, *rest)
-
-
-def _spread(value: float | Tensor, part: Tensor) -> Tensor:
-    """Return a value, or one for each channel, as one for each channel of `part` [C]."""
-    if isinstance(value, Tensor):
-        return value.expand_as(part)
-    return torch.full_like(part, value, dtype=torch.bool if isinstance(value, bool) else None)
 
 
 class CrossIterBatchNorm1d(CrossIterBatchNorm):

@@ -24,6 +24,7 @@ from crossbn.ops.types import (
     Past,
     Statistics,
     StepInputs,
+    joined,
 )
 from crossbn.torch_internals import is_wrapped
 

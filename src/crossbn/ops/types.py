@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -227,6 +229,30 @@ class PackedStatistics(Statistics):
     def place(self) -> int:
         """Where in memory they are."""
         return self.packed.data_ptr()
+
+
+def joined(statistics: Sequence[Statistics]) -> Statistics:
+    """Put the statistics of segments side by side; numbers that are not the same for all are repeated for channels."""
+    if len(statistics) == 1:
+        return statistics[0]
+
+    def side_by_side(name: str) -> Any:
+        values, parts = [getattr(each, name) for each in statistics], [each.mean for each in statistics]
+        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
+            return values[0]
+        return torch.cat([_spread(value, part) for value, part in zip(values, parts, strict=True)])
+
+    mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
+    finite = functools.reduce(operator.and_, [each.finite for each in statistics])
+    rest = side_by_side("bessel"), side_by_side("has_variance"), statistics[0].positions, finite
+    return Statistics(mean, var, side_by_side("share"), None, *rest)
+
+
+def _spread(value: float | Tensor, part: Tensor) -> Tensor:
+    """Return a value, or one for each channel, as one for each channel of `part` [C]."""
+    if isinstance(value, Tensor):
+        return value.expand_as(part)
+    return torch.full_like(part, value, dtype=torch.bool if isinstance(value, bool) else None)
 
 
 class Outcome(NamedTuple):

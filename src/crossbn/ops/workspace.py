@@ -100,13 +100,13 @@ class Workspace:
     def _room_needed(self, of_gradients: bool) -> int:
         """Return how many numbers compiled code needs room for.
 
-        First the mean patch is made, with some more for each thread; then three vectors of the channels' size are
+        First the mean patch is made, with some more for each thread; then two vectors of the channels' size are
         compared and, as gradients, outputs and patches lie before them.
         """
         tables = self._tables
         patch = tables.y_channels * math.prod(tables.k)
         samples = tables.amount * (2 * tables.c + patch) if of_gradients else 0
-        return max(patch + (tables.k[0] * tables.k[1] + 2) * tables.size[2] * self._threads, 3 * tables.c + samples)
+        return max(patch + (tables.k[0] * tables.k[1] + 2) * tables.size[2] * self._threads, 2 * tables.c + samples)
 
     def is_for(self, inputs: StepInputs, storage: Storage | None, settings: Settings) -> bool:
         """Tell whether it is for such a step."""

@@ -55,13 +55,12 @@ FAST static void NAME(project)(IN rows, int64_t count, int64_t groups, int64_t i
     }
 }
 
-/* The same of all channels. */
-static void NAME(project_all)(IN rows, int64_t count, int64_t groups, int64_t i, IN weight, int64_t c, OUT product,
-                              int threads) {
-    threads = worth(threads, count * c * i);
+/* The same of one row and all channels. */
+static void NAME(project_one)(IN row, int64_t groups, int64_t i, IN weight, int64_t c, OUT product, int threads) {
+    threads = worth(threads, c * i);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int part = 0; part < threads; part++)
-        NAME(project)(rows, count, groups, i, weight, c, c * part / threads, c * (part + 1) / threads, product);
+        NAME(project)(row, 1, groups, i, weight, c, c * part / threads, c * (part + 1) / threads, product);
 }
 
 /* Add CHANNELS coefficients [count, CHANNELS] times rows to `result` or, if that is `fresh`, to 0. The rows lie in a

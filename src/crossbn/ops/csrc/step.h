@@ -225,7 +225,7 @@ static enum outcome NAME(keep_samples)(const struct tables *tables, const struct
     /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
     NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
                  memory->scratch, at + c, centred + c, rows + row, threads);
-    NAME(project_all)(rows, 1, memory->groups, memory->i, memory->weight, c, at, threads);
+    NAME(project_one)(rows, memory->groups, memory->i, memory->weight, c, at, threads);
     return NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var, 0, c) &&
                    NAME(agree_at)(batch, memory, rows + row, at + c, memory->scratch)
                ? DONE
