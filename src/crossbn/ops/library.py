@@ -24,7 +24,7 @@ _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array or structure, r for a real, t for threads
     "moments": "pnnnnppt",
     "step": "pppt",
-    "remember": "ppp",
+    "remember": "pppt",
     "step_backward": "prppppppnpppppt",
     "backward_of": "prpppppppppppt",
     "weight_gradient": "pppnnpppppnpt",

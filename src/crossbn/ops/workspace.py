@@ -186,7 +186,7 @@ class Workspace:
     def _remember(self, past: Past, _: Sequence[Tensor]) -> None:
         """Write what the step has made into the rings. Its moments must live until then."""
         with past.lock:
-            self._functions["remember"](*self._structures)
+            self._functions["remember"](*self._structures, self._threads)
         past.scratch.append(self)
 
 

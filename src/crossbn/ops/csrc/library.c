@@ -97,7 +97,7 @@ const int64_t result_alignment = ALIGNED; /* for library.py to compare */
 #define PANEL 16384
 
 /* A sample is compared with what the weights make of its patch at that many channels of a step. */
-#define SOME_CHANNELS 64
+#define SOME_CHANNELS 16
 
 /* How far, in parts of a standard deviation, x may be from what the weights make of y. */
 #define TOLERANCE 0.02

@@ -289,6 +289,16 @@ static void NAME(prepare)(struct NAME(batch) *batch, struct NAME(memory) *memory
         memory->weight_of_step[t] = (batch->step_weights == 0 ? 1 : batch->step_weights[t]) * *memory->share;
 }
 
+/* Copy numbers: large arrays by all threads, as one alone does not use all of the memory's speed. */
+static void NAME(copy)(OUT to, IN from, int64_t size, int threads) {
+    threads = worth(threads, size);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int part = 0; part < threads; part++) {
+        const int64_t start = size * part / threads, stop = size * (part + 1) / threads;
+        memcpy(to + start, from + start, (size_t)(stop - start) * sizeof(REAL));
+    }
+}
+
 /* A training step of a norm: find today's moments, pool them with the remembered ones at today's weights, normalize,
  * make what is to be remembered, as samples or as gradients, and move the running statistics. */
 int NAME(step)(struct NAME(batch) *batch, struct NAME(memory) *memory, const struct tables *tables, int threads) {
@@ -296,7 +306,7 @@ int NAME(step)(struct NAME(batch) *batch, struct NAME(memory) *memory, const str
     const int64_t c = batch->c, r = memory->r, m = memory->m, groups = memory->groups, i = memory->i;
     const int sampled = memory->centred != 0, parts = worth(threads, (r * m * i + batch->n * batch->s) * c);
     enum outcome outcome = DONE;
-    if (r > 0) memcpy(memory->kept_rows, memory->rows, (size_t)(r * m * groups * i) * sizeof(REAL));
+    NAME(copy)(memory->kept_rows, memory->rows, r * m * groups * i, threads);
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
         const int64_t begin = c * part / parts, end = c * (part + 1) / parts;
@@ -332,29 +342,30 @@ int NAME(step)(struct NAME(batch) *batch, struct NAME(memory) *memory, const str
 }
 
 /* Write the first `amount` of `places` rows of `size` numbers to a slot of a ring; the others are 0. */
-static void NAME(fill)(OUT ring, int64_t slot, IN next, int64_t amount, int64_t places, int64_t size) {
+static void NAME(fill)(OUT ring, int64_t slot, IN next, int64_t amount, int64_t places, int64_t size, int threads) {
     OUT place = ring + slot * places * size;
-    memcpy(place, next, (size_t)(amount * size) * sizeof(REAL));
+    NAME(copy)(place, next, amount * size, threads);
     memset(place + amount * size, 0, (size_t)((places - amount) * size) * sizeof(REAL));
 }
 
 /* Remember the step: overwrite the oldest slot of the rings with what `step` has made. */
-void NAME(remember)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables) {
+void NAME(remember)(const struct NAME(batch) *batch, const struct NAME(memory) *memory, const struct tables *tables,
+                    int threads) {
     const int64_t c = batch->c, m = memory->m, row = memory->groups * memory->i, amount = tables->amount + 1;
     const int64_t slot = *memory->num_steps % memory->slots;
-    NAME(fill)(memory->mean, slot, batch->today_mean, 1, 1, c);
-    NAME(fill)(memory->var, slot, batch->today_var, 1, 1, c);
+    NAME(fill)(memory->mean, slot, batch->today_mean, 1, 1, c, threads);
+    NAME(fill)(memory->var, slot, batch->today_var, 1, 1, c, threads);
     memory->count[slot] = (REAL)(batch->n * batch->s);
     if (memory->centred != 0) {
-        NAME(fill)(memory->rows, slot, memory->next_rows, amount, m, row);
-        NAME(fill)(memory->at, slot, memory->next_at, amount, m, c);
-        NAME(fill)(memory->centred, slot, memory->next_centred, amount, m, c);
+        NAME(fill)(memory->rows, slot, memory->next_rows, amount, m, row, threads);
+        NAME(fill)(memory->at, slot, memory->next_at, amount, m, c, threads);
+        NAME(fill)(memory->centred, slot, memory->next_centred, amount, m, c, threads);
     } else {
-        NAME(fill)(memory->rows, slot, memory->next_rows, 1, 1, row);
-        NAME(fill)(memory->at, slot, memory->next_at, 1, 1, c);
-        NAME(fill)(memory->var_grad, slot, memory->next_var_grad, 1, 1, c * memory->i);
-        NAME(fill)(memory->var_at, slot, memory->next_var_at, 1, 1, c);
+        NAME(fill)(memory->rows, slot, memory->next_rows, 1, 1, row, threads);
+        NAME(fill)(memory->at, slot, memory->next_at, 1, 1, c, threads);
+        NAME(fill)(memory->var_grad, slot, memory->next_var_grad, 1, 1, c * memory->i, threads);
+        NAME(fill)(memory->var_at, slot, memory->next_var_at, 1, 1, c, threads);
     }
-    if (memory->differences != 0) NAME(fill)(memory->variogram, 0, memory->next_variogram, 1, 1, memory->slots);
+    if (memory->differences != 0) NAME(fill)(memory->variogram, 0, memory->next_variogram, 1, 1, memory->slots, threads);
     *memory->num_steps += 1;
 }
