@@ -471,9 +471,12 @@ def test_pruned_and_parametrized_norms_train() -> None:
         lambda norm: prune.l1_unstructured(norm, "weight", 1),
         lambda norm: parametrize.register_parametrization(norm, "weight", nn.Softplus()),
     ):
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
         crossbn.convert_(model, window=3)
         change(model[1])
-        for _ in range(3):
+        first, gamma = model(torch.randn(2, 3, 6, 6)), model[1].weight
+        torch.testing.assert_close(first.std((0, 2, 3), correction=0), gamma, atol=1e-4, rtol=1e-4)
+        first.square().sum().backward()
+        for _ in range(2):
             model(torch.randn(2, 3, 6, 6)).square().sum().backward()
         assert int(model[1].segments[0].history.num_steps) == 3  # type: ignore[union-attr, index]
