@@ -16,7 +16,7 @@ from crossbn.datasets import FOLDER_VARIABLE
 from crossbn.experiments import runner
 from crossbn.experiments.estimates import in_words
 from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
-from crossbn.experiments.registry import EXPERIMENTS
+from crossbn.experiments.registry import EXPERIMENTS, scales_of
 from crossbn.experiments.tasks import Result, Task
 from crossbn.experiments.workers import WorkerError
 from crossbn.records import RecordError
@@ -55,6 +55,9 @@ def reproduce(
     if name not in EXPERIMENTS:
         problem = "a name is missing" if name is None else f"there is no {name!r}"
         raise typer.BadParameter(f"{problem}; there is {', '.join(EXPERIMENTS)}", param_hint="NAME")
+    if scale not in scales_of(name):
+        scales = " or ".join(each.value for each in scales_of(name))
+        raise typer.BadParameter(f"{name} has no {scale.value} scale, but {scales}", param_hint="--scale")
     require("matplotlib", "sklearn")
     require("torchvision", extra="vision")
     if data is not None:

@@ -14,7 +14,10 @@ BURN_IN = 0.25
 """The share of the training in which a cross-iteration norm is plain batch norm: 25 of the paper's 100 epochs."""
 DEFAULT = "default"
 CROSS_ITERATION = {"cbn": "CBN", "naive_cbn": "naive CBN"}
-TITLES = {"bn": "BN", "in": "IN", "ln": "LN", "gn": "GN", "brn": "BRN", **CROSS_ITERATION}
+TITLES = {
+    **{"bn": "BN", "in": "IN", "ln": "LN", "gn": "GN", "brn": "BRN", **CROSS_ITERATION},
+    **{"evonorm_s0": "EvoNorm-S0", "frn_tlu": "FRN with TLU"},
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Cell:
             parts += [f"{key} {'all' if value is None else value}" for key, value in sorted(self.options.items())]
             if self.burn_in != BURN_IN:
                 parts.append(f"burn-in {self.burn_in:.0%}")
+        if "learning_rate" in self.changes:
+            parts.append(f"rate {self.changes['learning_rate']:g}")
         return ", ".join(parts if self.variant is None else [*parts, self.variant])
 
 

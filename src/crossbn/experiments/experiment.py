@@ -15,6 +15,8 @@ class Scale(str, Enum):
 
     SMALL = "small"
     """What two cores can do in an hour or so: shows the effect, not the paper's numbers."""
+    MEDIUM = "medium"
+    """What two cores can do in some hours, of the tables that are worth it: a training that has come further."""
     FULL = "full"
     """What the paper did."""
 

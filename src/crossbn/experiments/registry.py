@@ -12,6 +12,7 @@ from crossbn.experiments import (
     gradients,
     improvements,
     layers,
+    learning_rate,
     norms,
     order,
     positions,
@@ -19,7 +20,7 @@ from crossbn.experiments import (
     weights,
     window,
 )
-from crossbn.experiments.experiment import Experiment
+from crossbn.experiments.experiment import Experiment, Scale
 
 EXPERIMENTS: dict[str, Experiment] = {
     "norms": norms,
@@ -39,5 +40,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "activations": activations,
     "improvements": improvements,
     "sampling": sampling,
+    "learning_rate": learning_rate,
 }
 """In the order of the paper, then what it does not have; a new table or figure is a module and an entry here."""
+_MEDIUM = {"batch_size": (Scale.SMALL, Scale.MEDIUM, Scale.FULL), "learning_rate": (Scale.MEDIUM,)}
+
+
+def scales_of(name: str) -> tuple[Scale, ...]:
+    """Return the scales that there are of an experiment."""
+    return _MEDIUM.get(name, (Scale.SMALL, Scale.FULL))

@@ -10,14 +10,17 @@ from crossbn.experiments import batch_size, compensation, window
 from crossbn.experiments.accuracies import Cells, accuracies_of
 from crossbn.experiments.cells import Cell
 from crossbn.experiments.classification import BATCH_SIZE, scale_of
+from crossbn.experiments.experiment import Scale
 from crossbn.experiments.rows import Spread
 from crossbn.experiments.tasks import Result, by_name
 from crossbn.report.figure import COLOURS
 
-_BN, _CBN, _GN, _BRN, _NAIVE = COLOURS[:5]
+_BN, _CBN, _GN, _BRN, _NAIVE, *_OTHERS = COLOURS
 _STYLES = {
     **{"BN": (_BN, "-", "s"), "GN": (_GN, "-", "^"), "BRN": (_BRN, "-", "D"), "CBN": (_CBN, "-", "o")},
     **{batch_size.WIDER: (_CBN, ":", "*"), window.BN: (_BN, "--", "s"), "naive": (_NAIVE, ":", "v")},
+    **{"GN, WS": (_GN, "--", "v"), "CBN, equal": (_CBN, "--", "o"), window.AUTO: (_CBN, "--", "D")},
+    **{"EvoNorm-S0": (_NAIVE, "-", "P"), "FRN, TLU": (_OTHERS[0], "-", "X")},
     **{"naive CBN": (_NAIVE, ":", "v"), f"BN at batch {compensation.LARGE}": (_BN, "--", "s")},
 }
 """Colour, line and marker of what is drawn: a norm has its colour in all figures."""
@@ -27,11 +30,13 @@ _SHIFTS = {batch_size.WIDER: 0.9, "BN": 1.03, "GN": 0.97, "BRN": 1.06}
 
 def plot_batch_sizes(results: Sequence[Result]) -> Figure:
     """Return accuracy against batch size, a line for each norm."""
-    grid = batch_size.grid()
-    places = dict(zip(grid, batch_size.SIZES, strict=True))
+    scale = scale_of(results)
+    is_medium, grid = scale is Scale.MEDIUM, batch_size.grid(scale)
+    sizes = batch_size.MEDIUM_SIZES if is_medium else batch_size.SIZES
+    norms = batch_size.MEDIUM_NORMS if is_medium else (*batch_size.NORMS, batch_size.WIDER)
     figure, axes = _begin("Accuracy by batch size", results)
-    _draw_columns(axes, results, grid, places, [*batch_size.NORMS, batch_size.WIDER])
-    _finish(axes, "Images in a batch", batch_size.SIZES)
+    _draw_columns(axes, results, grid, dict(zip(grid, sizes, strict=True)), norms)
+    _finish(axes, "Images in a batch", sizes)
     axes.invert_xaxis()  # from easy to hard
     return figure
 
@@ -42,7 +47,7 @@ def plot_windows(results: Sequence[Result]) -> Figure:
     grid = window.grid(scale)
     places = dict(zip(grid, window.WINDOWS, strict=True))
     figure, axes = _begin(f"Accuracy by window, batches of {BATCH_SIZE[scale]}", results)
-    _draw_columns(axes, results, grid, places, [window.BN, window.NAIVE, window.CBN])
+    _draw_columns(axes, results, grid, places, [window.BN, window.NAIVE, window.CBN, window.AUTO])
     _finish(axes, "Window k, steps", window.WINDOWS)
     return figure
 

@@ -12,13 +12,14 @@ PAPER, REMARK = "paper", "difference"
 
 
 def comparison_table(title: str, measures: Sequence[Measure], rows: Sequence[Comparison]) -> Table:
-    """Return a column for each measure, followed by the paper's if it has a number in one of the rows; remarks last.
+    """Return a column for each measure that a row has, followed by the paper's where it has a number; remarks last.
 
     Example:
         >>> row = Comparison("CBN", {"size": Spread(2.0, 0.5), "time": Spread(3.0, None)}, {"time": 4.0})
         >>> comparison_table("", [Measure("size", "size, cm"), Measure("time", "time, s", ".0f")], [row])[1:]
         (('', 'size, cm', 'time, s', 'paper'), (('CBN', '2.00 ± 0.50', '3', '4'),))
     """
+    measures = [measure for measure in measures if any(measure.name in row.ours for row in rows) or not rows]
     known = {measure.name for measure in measures if any(measure.name in row.paper for row in rows)}
     columns = [""]
     for measure in measures:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crossbn.experiments.experiment import Scale
-from crossbn.experiments.registry import EXPERIMENTS
+from crossbn.experiments.registry import EXPERIMENTS, scales_of
 from crossbn.experiments.tasks import Result, by_name
 from crossbn.report.comparison import comparison_table
 from crossbn.report.context import origin, surroundings
@@ -61,7 +61,7 @@ def _shares(name: str, latest: dict[str, Result], path: Path) -> Iterator[Share]
     """Yield what a table can have: the runs that it would ask for at each scale, then others that name it."""
     rest = {key: result for key, result in latest.items() if result.task.experiment == name}
     seeds = 1 + max(result.task.seed for result in latest.values())
-    for scale in Scale:
+    for scale in scales_of(name):
         asked = {task.key: task for task in EXPERIMENTS[name].configs(scale, seeds)}
         found = [latest[key] for key in asked if key in latest]
         rest = {key: result for key, result in rest.items() if key not in asked}

@@ -83,11 +83,14 @@ class MemoryImages(Dataset[tuple[Tensor, Tensor]]):
         return pixels[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def choose(images: Tensor, classes: Tensor, count: int | None) -> tuple[Tensor, Tensor]:
-    """Return the first `count` of a permutation that is always the same; None for all, as they are."""
-    if count is None or count >= len(classes):
+def choose(images: Tensor, classes: Tensor, count: int | None, skip: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the first `count` of a permutation that is always the same; None for all, as they are.
+
+    With `skip` that is what comes behind the first ones.
+    """
+    if not skip and (count is None or count >= len(classes)):
         return images, classes
-    chosen = permutation(len(classes), 0)[:count]
+    chosen = permutation(len(classes), 0)[skip:][:count]
     return images[chosen], classes[chosen]
 
 

@@ -28,6 +28,7 @@ class Block(nn.Module):
         self.norm_last = norm_last
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
+        self.relu: nn.Module = nn.ReLU()
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.shortcut: nn.Module = nn.Identity()
@@ -39,9 +40,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, channels, H / stride, W / stride]."""
         if self.norm_last:
-            y = F.relu(self.conv2(self.norm1(F.relu(self.conv1(x)))))
+            y = F.relu(self.conv2(self.norm1(self.relu(self.conv1(x)))))
         else:
-            y = self.conv2(F.relu(self.norm1(self.conv1(x))))
+            y = self.conv2(self.relu(self.norm1(self.conv1(x))))
         return F.relu(self.norm2(y) + self.shortcut(x))
 
 

@@ -16,6 +16,8 @@ BASE_LEARNING_RATE, BASE_BATCH_SIZE = 0.1, 32
 
 
 CROSS_ITERATION = ("cbn", "naive_cbn")
+NORM_ACTIVATIONS = {"evonorm_s0": "EvoNorm-S0", "frn_tlu": "FRN with TLU"}
+"""Norms that are activations as well, by what they are called: each stands for a norm and the ReLU behind it."""
 _SAME_PARAMETERS = ("bn", "sync_bn", "brn", "kn", *CROSS_ITERATION)
 
 
@@ -59,7 +61,7 @@ class Recipe:
             small residual networks of CIFAR, "resnet8_norm_last" and so on for those with norms after activations,
             "convmixer4" for a ConvMixer of that depth; where both have a name it is torchvision's.
         width: channels of the small networks at full resolution.
-        norm: a key of `crossbn.nn.NORMS`.
+        norm: a key of `crossbn.nn.NORMS` or, in our small networks, of `NORM_ACTIVATIONS`.
         norm_options: of `crossbn.convert_` for "cbn" and "naive_cbn", of `crossbn.swap_norm_` for the others. Defaults
             that follow the run: see `norms.default_options`.
         reparametrize: "wn" or "ws", of the weights; None for neither.
@@ -74,6 +76,8 @@ class Recipe:
         precision: as Lightning names it: "32", "bf16-mixed", "16-mixed", "64".
         train_images: how many to train on, the first of a fixed permutation; None for all.
         test_images: how many to test on; None for all.
+        validate: whether these are training images that are not trained on, to choose settings with. For data sets in
+            memory only.
         image_size: height and width; None for the data set's own.
         augment: whether training images are cropped and flipped at random.
         seed: of the initial weights, the order of the images and their augmentation.
@@ -110,6 +114,7 @@ class Recipe:
     test_images: int | None = None
     image_size: int | None = None
     augment: bool = True
+    validate: bool = False
     seed: int = 0
     points: int | None = None
     switch_norm: str | None = None
@@ -125,7 +130,11 @@ class Recipe:
         for name in ("burn_in_epochs", "momentum", "weight_decay", "switch_epoch"):
             _check(name, getattr(self, name), 0)
         _check("learning_rate", self.learning_rate, 0, optional=True)
-        for name, known in (("norm", NORMS), ("switch_norm", NORMS), ("reparametrize", REPARAMETRIZATIONS)):
+        for name, known in (
+            ("norm", (*NORMS, *NORM_ACTIVATIONS)),
+            ("switch_norm", NORMS),
+            ("reparametrize", REPARAMETRIZATIONS),
+        ):
             value = getattr(self, name)
             if value not in known and not (value is None and name != "norm"):
                 raise RecipeError(f"{name} must be one of {', '.join(known)}, got {value!r}")

@@ -55,10 +55,14 @@ def load_images(recipe: Recipe, folder: Path | None = None) -> Images:
 
 def _in_memory(recipe: Recipe, folder: Path | None) -> Images:
     known = DATASETS[recipe.data]
-    (train, train_classes), (test, test_classes) = (
-        choose(*load_pictures(recipe.data, is_train, folder), count)
-        for is_train, count in ((True, recipe.train_images), (False, recipe.test_images))
-    )
+    pictures = load_pictures(recipe.data, True, folder)
+    train, train_classes = choose(*pictures, recipe.train_images)
+    if recipe.validate:
+        if not recipe.train_images or recipe.train_images >= len(pictures[1]):
+            raise RecipeError("to validate, train_images must leave some of the training images")
+        test, test_classes = choose(*pictures, recipe.test_images, skip=recipe.train_images)
+    else:
+        test, test_classes = choose(*load_pictures(recipe.data, False, folder), recipe.test_images)
     train, test = (resize(each, recipe.image_size) for each in (train, test))
     scaling, channels = Scaling.of(train), known.channels if is_small(recipe.model) else 3
     mirror = recipe.augment and recipe.data not in UPRIGHT
@@ -74,6 +78,8 @@ def _in_memory(recipe: Recipe, folder: Path | None) -> Images:
 
 def _from_folders(recipe: Recipe, train: Path, test: Path) -> Images:
     size = recipe.image_size or _SIZE
+    if recipe.validate:
+        raise RecipeError(f"only data sets in memory can be validated on: {', '.join(DATASETS)}")
     try:
         found = (
             FolderImages(train, size, recipe.augment, recipe.train_images),
