@@ -12,6 +12,7 @@ from crossbn.experiments import (
     burn_in,
     compensation,
     improvements,
+    learning_rate,
     norms,
     order,
     positions,
@@ -20,7 +21,7 @@ from crossbn.experiments import (
 )
 from crossbn.experiments.classification import EXPERIMENT, recipe_of
 from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
-from crossbn.experiments.registry import EXPERIMENTS
+from crossbn.experiments.registry import EXPERIMENTS, scales_of
 from crossbn.experiments.tasks import Task, read_results
 from crossbn.report.comparison import comparison_table
 from tests.experiments.classified import by_norm, results_of
@@ -39,12 +40,21 @@ def names(tasks: Iterable[Task]) -> list[str]:
 def test_all_tables_are_there() -> None:
     assert set(TABLES) == {
         *("norms", "batch_size", "architectures", "window", "compensation"),
-        *("burn_in", "order", "backward", "positions", "bound", "weights", "activations", "improvements"),
+        *(
+            "burn_in",
+            "order",
+            "backward",
+            "positions",
+            "bound",
+            "weights",
+            "activations",
+            "improvements",
+            "learning_rate",
+        ),
     }
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name in TABLES for scale in scales_of(name)])
 def test_a_table_shows_each_of_its_runs_and_ignores_others(name: str, scale: Scale) -> None:
     table = TABLES[name]
     own = results_of(table, by_norm, scale=scale)
@@ -68,7 +78,16 @@ def test_tables_share_their_runs() -> None:
     own = "batch 2, window 8"
     assert missing["compensation"] == missing["backward"] == []
     assert missing["order"] == [f"CBN, {own}, order 2"]
-    assert missing["window"] == [f"{norm}, batch 2, window {k}" for k in (2, 4, 16) for norm in ("CBN", "naive CBN")]
+    assert missing["window"] == [
+        name
+        for k in (2, 4, 8, 16)
+        for name in (
+            f"CBN, batch 2, window {k}",
+            f"CBN, batch 2, window {k}, weights auto",
+            f"naive CBN, batch 2, window {k}",
+        )
+        if k != 8 or "auto" in name
+    ]
     assert missing["bound"] == [f"exact, {each} gradient, {own}" for each in ("none", "own", "full")]
     assert missing["norms"] == ["IN, batch 2", "LN, batch 2"]
     assert len(missing["weights"]) == 26  # four kinds at four sizes but for one, the bound, and ten rates with burn-in
@@ -91,11 +110,36 @@ def test_batch_sizes_have_a_wider_window_at_1() -> None:
     assert rows[0].remark == "+0.0 to GN (?), +0.0 to BRN (?)"
 
 
+def test_medium_scale_has_more_norms_at_their_own_learning_rates() -> None:
+    tasks = {task.name: task for task in batch_size.configs(Scale.MEDIUM)}
+    rows = batch_size.rows(results_of(batch_size, by_norm, scale=Scale.MEDIUM))
+    assert [row.name for row in rows] == [f"batch {size}" for size in (32, 8, 4, 2, 1)]
+    assert list(rows[0].ours) == ["BN"]
+    assert list(rows[1].ours) == list(batch_size.MEDIUM_NORMS)
+    assert list(rows[3].ours) == [*batch_size.MEDIUM_NORMS, batch_size.BOUND]
+    for task in tasks.values():
+        recipe = recipe_of(task)
+        assert (recipe.train_images, recipe.epochs, recipe.burn_in_epochs, recipe.validate) == (10_000, 8, 0, False)
+    for norm, chosen in learning_rate.CHOSEN.items():
+        cell = batch_size.grid(Scale.MEDIUM)["batch 4"][norm]
+        rate = tasks[cell.name].settings["learning_rate"]
+        assert rate == pytest.approx(0.1 * 4 / 32 * learning_rate.FACTORS[chosen])
+
+
+def test_learning_rates_are_chosen_on_images_that_are_not_trained_on() -> None:
+    tasks = learning_rate.configs(Scale.MEDIUM)
+    assert len(tasks) == 3 * len(batch_size.MEDIUM_NORMS)
+    assert all(recipe_of(task).validate for task in tasks)
+    # The largest of the three is best.
+    results = results_of(learning_rate, lambda task: task.settings["learning_rate"], scale=Scale.MEDIUM)
+    assert learning_rate.choose(results) == dict.fromkeys(batch_size.MEDIUM_NORMS, "three times")
+
+
 def test_windows_begin_with_batch_norm() -> None:
     rows = window.rows(results_of(window, by_norm))
     assert [row.name for row in rows] == ["k = 1", "k = 2", "k = 4", "k = 8", "k = 16"]
     assert rows[0].ours[window.CBN] == rows[0].ours[window.NAIVE] == rows[0].ours[window.BN]
-    assert rows[4].remark == "+10.0 to naive, +10.0 to BN, k times the batch"
+    assert rows[4].remark == "+0.0 to CBN, auto (?), +10.0 to naive, +10.0 to BN, k times the batch"
     tasks = {task.name: task for task in window.configs(Scale.FULL)}
     assert tasks["BN, batch 64"].settings["batch_size"] == 64
     assert tasks["naive CBN, batch 4, window 16"].settings["window"] == 16
@@ -131,7 +175,8 @@ def test_orders_and_gradients() -> None:
 
 def test_positions_are_the_library_s_choice_once_and_all_at_full_scale() -> None:
     small, full = (
-        {task.name: task.settings["norm_options"]["positions"] for task in positions.configs(scale)} for scale in Scale
+        {task.name: task.settings["norm_options"]["positions"] for task in positions.configs(scale)}
+        for scale in (Scale.SMALL, Scale.FULL)
     )
     assert list(small.values()) == list(full.values()) == [16, 32, 64, 128, 256, None]
     assert small["CBN, batch 2, window 8"] == 128
@@ -160,7 +205,7 @@ def test_weights_are_compared_without_burn_in() -> None:
     assert chosen["BN, batch 2"] is None
     full = {task.name: task.settings for task in weights.configs(Scale.FULL)}
     assert full["CBN, batch 8, window 2, decay 0.7, burn-in 0%"]["norm_options"] == {"decay": 0.7, "positions": None}
-    assert [len(weights.configs(scale)) for scale in Scale] == [34 * 5, 34]
+    assert [len(weights.configs(scale)) for scale in (Scale.SMALL, Scale.FULL)] == [34 * 5, 34]
 
 
 def test_norms_behind_activations_are_compared_in_each_network() -> None:
@@ -177,7 +222,7 @@ def test_norms_behind_activations_are_compared_in_each_network() -> None:
 
 def test_improvements_add_variants_to_runs_of_other_tables() -> None:
     tasks = improvements.configs(Scale.SMALL)
-    assert [len(improvements.configs(scale)) for scale in Scale] == [4 * 5 + 4 + 3 * 3, 4]
+    assert [len(improvements.configs(scale)) for scale in (Scale.SMALL, Scale.FULL)] == [4 * 5 + 4 + 3 * 3, 4]
     others = {task.key for task in bound.configs(Scale.SMALL, 5)}
     known = [task for task in tasks if task.key in others]
     assert names(known) == [
@@ -228,10 +273,9 @@ def test_architectures_are_networks_by_norms() -> None:
     assert all(settings["head"] == "own" for settings in full.values())
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name in TABLES for scale in scales_of(name)])
 def test_notes_say_how_it_was_done_and_where_the_paper_stands(name: str, scale: Scale) -> None:
     experiment: Experiment = TABLES[name]
     told = experiment.notes(scale)
-    assert told[0].startswith("Small scale" if scale is Scale.SMALL else ("ResNet-18 on", "The networks"))
-    assert "paper" in " ".join(told[3:])
+    assert told[0].startswith((f"{scale.value.title()} scale", "ResNet-18 on", "The networks"))
+    assert "paper" in " ".join(told[1:])

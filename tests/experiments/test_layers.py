@@ -28,12 +28,12 @@ def shortened(task: Task, **changes: Any) -> Task:
 
 
 def test_runs_differ_in_their_norm_alone() -> None:
-    for scale in Scale:
+    for scale in (Scale.SMALL, Scale.FULL):
         tasks = layers.configs(scale, 2)
         assert [task.name for task in tasks[::2]] == NAMES
         rest = [{key: value for key, value in task.settings.items() if key != "norm"} for task in tasks]
         assert all(each == rest[0] for each in rest)
-    small, full = (layers.configs(scale)[0].settings for scale in Scale)
+    small, full = (layers.configs(scale)[0].settings for scale in (Scale.SMALL, Scale.FULL))
     assert (small["batch_size"], small["window"], small["steps"]) == (2, 8, 2000)
     assert small["learning_rate"] == pytest.approx(0.025 / 16)
     assert (full["batch_size"], full["window"]) == (4, 4)

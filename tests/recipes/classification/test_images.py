@@ -18,6 +18,14 @@ def draw(*numbers: int, seed: int = 0) -> Draw:
     return Draw(torch.tensor(numbers), seed)
 
 
+def test_what_is_skipped_is_what_would_be_chosen() -> None:
+    images, classes = pictures(20)
+    first, rest, some = choose(images, classes, 8), choose(images, classes, None, skip=8), choose(images, classes, 5, 8)
+    assert sorted(torch.cat([first[1], rest[1]]).tolist()) == list(range(20))
+    assert torch.equal(some[1], rest[1][:5])
+    assert torch.equal(rest[0], images[rest[1]])
+
+
 def test_scaling_is_of_each_channel() -> None:
     images, _ = pictures(2000, 2, 3)
     scaling = Scaling.of(images)

@@ -1,14 +1,17 @@
 """Networks by name."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import crossbn
-from crossbn.recipes.classification import RecipeError
+from crossbn.recipes.classification import Recipe, RecipeError
 from crossbn.recipes.classification.networks import build_network, check_model, is_small
+from crossbn.recipes.classification.norms import give_norm_
+from crossbn.recipes.classification.order import Plan
 
 
 @pytest.mark.parametrize(("name", "convolutions", "width"), [("resnet8", 9, 4), ("resnet20", 21, 16)])
@@ -39,6 +42,21 @@ def test_every_norm_is_behind_the_activation_of_a_convolution(name: str, norms: 
     through = crossbn.convert_(after, window=4, compensate_through="activations")
     assert after(torch.randn(2, 3, 8, 8)).shape == (2, 10)
     assert through.summary() == f"{norms} norms: {norms} compensated, 0 pooled, 0 left alone"
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("evonorm_s0", "EvoNorm2dS0"), ("frn_tlu", "FilterResponseNormTlu2d")])
+def test_norms_that_are_activations_stand_for_both(norm: str, kind: str) -> None:
+    network = build_network("resnet8", 3, 10, width=4)
+    recipe = Recipe(model="resnet8", norm=norm, width=4)
+    give_norm_(network, recipe, Plan.of(recipe, 100, 1))
+    found = [module for module in network.modules() if type(module).__name__ == kind]
+    assert len(found) == 9
+    # The stem's and the first of each block activate; the others are before a sum.
+    assert [module.apply_act for module in found] == [True, *[True, False], *[True, False, False] * 2]
+    assert not any(isinstance(module, nn.ReLU | nn.BatchNorm2d) for module in network.modules())
+    assert network(torch.randn(1, 3, 8, 8)).shape == (1, 10)
+    with pytest.raises(RecipeError, match="our small residual networks, got convmixer4"):
+        give_norm_(build_network("convmixer4", 3, 10), replace(recipe, model="convmixer4"), Plan.of(recipe, 100, 1))
 
 
 def test_names_that_torchvision_has_are_its() -> None:
