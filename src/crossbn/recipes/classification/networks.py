@@ -70,6 +70,19 @@ def small_resnet(layers: int, channels: int, classes: int, width: int = 16, norm
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
+def small_plain(layers: int, channels: int, classes: int, width: int = 16) -> nn.Sequential:
+    """Return the same network as `small_resnet`, without its shortcuts."""
+    parts: list[nn.Module] = []
+    before = channels
+    for stage, count in enumerate([1 + 2 * _blocks(layers), *[2 * _blocks(layers)] * (STAGES - 1)]):
+        for place in range(count):
+            stride = 2 if stage and not place else 1
+            convolution = nn.Conv2d(before, width << stage, 3, stride, padding=1, bias=False)
+            parts += [convolution, nn.BatchNorm2d(width << stage), nn.ReLU()]
+            before = width << stage
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
 class Residual(nn.Module):
     """Something beside its input."""
 
@@ -103,7 +116,13 @@ def _blocks(layers: int) -> int:
     return blocks
 
 
-_SMALL = re.compile(r"(?:resnet(\d+)(_norm_last)?|convmixer([1-9]\d*))")
+_SMALL = re.compile(r"(resnet)(\d+)(_norm_last)?|(plain)(\d+)|(convmixer)([1-9]\d*)")
+
+
+def _parts(name: str) -> list[str]:
+    """Return family and number of layers of a small network, and "_norm_last" if that is behind them."""
+    found = _SMALL.fullmatch(name)
+    return [part for part in found.groups() if part] if found else []
 
 
 def is_small(name: str) -> bool:
@@ -114,13 +133,13 @@ def is_small(name: str) -> bool:
 def check_model(name: str) -> None:
     """Raise RecipeError if there is no network of that name."""
     if is_small(name):
-        layers = _SMALL.fullmatch(name)[1]  # type: ignore[index]  # it is small
-        if layers:
+        family, layers, *_ = _parts(name)
+        if family != "convmixer":
             _blocks(int(layers))
     elif name not in _torchvision_names():
         raise RecipeError(
-            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ..., resnet8_norm_last, ..., "
-            f"convmixer4, ... of our own and torchvision's {', '.join(_torchvision_names())}"
+            f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ..., plain8, ..., resnet8_norm_last, "
+            f"..., convmixer4, ... of our own and torchvision's {', '.join(_torchvision_names())}"
         )
 
 
@@ -129,7 +148,8 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
 
     Args:
         name: of one of torchvision's classifiers, or "resnet" and 8, 14, 20, ... for a small one, with "_norm_last"
-            behind it for norms after activations, or "convmixer" and its depth.
+            behind it for norms after activations, "plain" instead for one without shortcuts, or "convmixer" and its
+            depth.
         channels: of the images; torchvision's take 3, whatever this is.
         classes: to tell apart.
         width: of a small one, channels of its first stage; a ConvMixer has four times as many.
@@ -146,9 +166,11 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if is_small(name):
-            layers, norm_last, depth = _SMALL.fullmatch(name).groups()  # type: ignore[union-attr]  # it is small
-            if depth:
-                return small_convmixer(int(depth), channels, classes, 4 * width)
+            family, layers, *norm_last = _parts(name)
+            if family == "convmixer":
+                return small_convmixer(int(layers), channels, classes, 4 * width)
+            if family == "plain":
+                return small_plain(int(layers), channels, classes, width)
             return small_resnet(int(layers), channels, classes, width, bool(norm_last))
         return _build_torchvision(name, classes)
 
