@@ -39,18 +39,18 @@ def names(tasks: Iterable[Task]) -> list[str]:
 
 def test_all_tables_are_there() -> None:
     assert set(TABLES) == {
-        *("norms", "batch_size", "architectures", "window", "compensation"),
         *(
+            "norms",
+            "batch_size",
+            "architectures",
+            "window",
+            "compensation",
             "burn_in",
             "order",
             "backward",
             "positions",
-            "bound",
-            "weights",
-            "activations",
-            "improvements",
-            "learning_rate",
         ),
+        *("bound", "depth", "weights", "activations", "improvements", "learning_rate"),
     }
 
 
