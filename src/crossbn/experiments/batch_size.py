@@ -24,10 +24,10 @@ WIDER = "CBN, k = 16"
 BOUND = "exact, own layer"
 MEDIUM_SIZES, BOUND_SIZE = (32, 8, 4, 2, 1), 2
 """Of medium scale. The bound takes as long as all else together, so it is at one size only."""
-MEDIUM_NORMS = ("BN", "GN", "GN, WS", "BRN", "EvoNorm-S0", "FRN, TLU", "CBN, equal", "CBN")
+MEDIUM_NORMS = ("BN", "BN, WS", "GN", "GN, WS", "BRN", "EvoNorm-S0", "FRN, TLU", "CBN, equal", "CBN", "CBN, WS")
 MEASURES: tuple[Measure, ...] = tuple(
     Measure(name, f"{name}, %", ".1f")
-    for name in dict.fromkeys((*MEDIUM_NORMS[:-1], *NORMS, NAIVE, DETACHED, WIDER, BOUND))
+    for name in dict.fromkeys((*MEDIUM_NORMS[:7], *NORMS, *MEDIUM_NORMS[7:], NAIVE, DETACHED, WIDER, BOUND))
 )
 
 
@@ -71,10 +71,11 @@ def notes(scale: Scale) -> list[str]:
             *describe(scale),
             "Each norm has its own learning rate, chosen on validation images by `reproduce learning_rate`; nothing "
             "is chosen by batch size. CBN is what `convert_` gives without other arguments: automatic weights, no "
-            "burn-in, a window of 8 at 1 and 2, 4 at 4, 2 at 8; equal is the same with the paper's weights. Exact, "
-            "own layer is what CBN approximates, see `reproduce bound`. GN and EvoNorm-S0 have 8 groups. EvoNorm-S0 "
-            "and FRN are timm's layers and stand for a norm and the ReLU behind it; before a sum they have no "
-            "activation, and EvoNorm-S0 is gamma and beta alone there, as in its paper's code.",
+            "burn-in, a window of 8 at 1 and 2, 4 at 4, 2 at 8; equal is the same with the paper's weights. WS: "
+            "weights are standardized. Exact, own layer is what CBN approximates, see `reproduce bound`. GN and "
+            "EvoNorm-S0 have 8 groups. EvoNorm-S0 and FRN are timm's layers and stand for a norm and the ReLU behind "
+            "it; before a sum they have no activation, and EvoNorm-S0 is gamma and beta alone there, as in its "
+            "paper's code.",
             "The paper has no such table.",
         ]
     return [

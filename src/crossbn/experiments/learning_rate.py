@@ -27,12 +27,17 @@ _BUDGET: dict[str, Any] = {"train_images": 5000, "test_images": 5000, "epochs": 
 
 def norms(size: int) -> Cells:
     """Return the cell of each norm at a batch size, with the paper's learning rate and without burn-in."""
-    standardized = replace(plain("gn", size), changes={"reparametrize": "ws"}, prefix="weight-standardized ")
+    own = cbn(size, burn_in=0.0, weights="auto")
     return {
-        **{"BN": plain("bn", size), "GN": plain("gn", size), "GN, WS": standardized, "BRN": plain("brn", size)},
+        **{"BN": plain("bn", size), "BN, WS": _standardized(plain("bn", size)), "GN": plain("gn", size)},
+        **{"GN, WS": _standardized(plain("gn", size)), "BRN": plain("brn", size)},
         **{"EvoNorm-S0": plain("evonorm_s0", size), "FRN, TLU": plain("frn_tlu", size)},
-        **{"CBN, equal": cbn(size, burn_in=0.0), "CBN": cbn(size, burn_in=0.0, weights="auto")},
+        **{"CBN, equal": cbn(size, burn_in=0.0), "CBN": own, "CBN, WS": _standardized(own)},
     }
+
+
+def _standardized(cell: Cell) -> Cell:
+    return replace(cell, changes={"reparametrize": "ws"}, prefix="weight-standardized ")
 
 
 def at_rate(cell: Cell, factor: float) -> Cell:
@@ -81,7 +86,9 @@ def choose(results: Sequence[Result]) -> dict[str, str]:
 def notes(scale: Scale) -> list[str]:
     """Say what the numbers are."""
     return [
-        describe(scale)[0].replace("10,000 images of CIFAR-10 in 8", "5,000 images of CIFAR-10 in 4"),
+        describe(scale)[0]
+        .replace("10,000 images of CIFAR-10 in 8", "5,000 images of CIFAR-10 in 4")
+        .rpartition(" All")[0],
         f"Accuracy on {_BUDGET['test_images']:,} training images that are not trained on, at batches of {BATCH_SIZE} "
         f"and multiples of the paper's learning rate, {PAPER_RATE * BATCH_SIZE:g}. Each norm has the same budget: "
         f"{len(FACTORS)} trainings of one seed, half the images and half the epochs of the table that they are for. "

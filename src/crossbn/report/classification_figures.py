@@ -19,7 +19,8 @@ _BN, _CBN, _GN, _BRN, _NAIVE, *_OTHERS = COLOURS
 _STYLES = {
     **{"BN": (_BN, "-", "s"), "GN": (_GN, "-", "^"), "BRN": (_BRN, "-", "D"), "CBN": (_CBN, "-", "o")},
     **{batch_size.WIDER: (_CBN, ":", "*"), window.BN: (_BN, "--", "s"), "naive": (_NAIVE, ":", "v")},
-    **{"GN, WS": (_GN, "--", "v"), "CBN, equal": (_CBN, "--", "o"), window.AUTO: (_CBN, "--", "D")},
+    **{"GN, WS": (_GN, "--", "v"), "BN, WS": (_BN, "--", "v"), "CBN, WS": (_CBN, ":", "v")},
+    **{"CBN, equal": (_CBN, "--", "o"), window.AUTO: (_CBN, "--", "D")},
     **{"EvoNorm-S0": (_NAIVE, "-", "P"), "FRN, TLU": (_OTHERS[0], "-", "X")},
     **{"naive CBN": (_NAIVE, ":", "v"), f"BN at batch {compensation.LARGE}": (_BN, "--", "s")},
 }
