@@ -5,6 +5,7 @@ A state has plain tensors, by names of three parts: the norm, the place of a seg
 | name | what |
 |---|---|
 | norm/burnt | progress of burn-in |
+| norm/way | with a prior: how far the belief has moved |
 | norm/0/mean, norm/0/pushed, ... | what the first segment of the norm remembers |
 | norm/0/layout | what it is of; files of before have none |
 | norm/stream#1#0/0/mean | the same at another call site: its stream, the number of the call, and of the choice |
@@ -59,6 +60,7 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
     """
     norms = cross_iteration_norms(model)
     state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
+    state |= {f"{name}/way": norm.belief.way.clone() for name, norm in norms.items() if norm.belief is not None}
     owners: dict[Segment, str] = {}
     for place, segment in _places(norms):
         owner = owners.setdefault(segment, place)
@@ -85,7 +87,7 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     for key, tensor in state.items():
         owner, _, name = key.rpartition("/")
         parts.setdefault(owner, {})[name] = tensor
-    burnt = {name: _burnt(name, parts.pop(name, {})) for name in norms}
+    own = {name: _own_state(name, norm, parts.pop(name, {})) for name, norm in norms.items()}
     present = dict(_places(norms))
     made = _make_missing(norms, parts, present)
     segments, saved = {**present, **made}, {owner: part for owner, part in parts.items() if "of" not in part}
@@ -110,7 +112,9 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         for operator in segments[owner].operators:
             operator.parameter = None  # it is the weight of the next forward, whatever object that is
     for name, norm in norms.items():
-        norm.burnt.copy_(burnt[name])
+        norm.burnt.copy_(own[name]["burnt"])
+        if norm.belief is not None:
+            norm.belief.way.copy_(own[name]["way"])
 
 
 def set_window_(model: nn.Module, window: int) -> None:
@@ -141,12 +145,18 @@ def _places(norms: _Norms) -> Iterator[tuple[str, Segment]]:
                 yield f"{where}/{number}", segment
 
 
-def _burnt(name: str, part: Mapping[str, Tensor]) -> Tensor:
-    if part.keys() != {"burnt"}:
+def _own_state(name: str, norm: CrossIterBatchNorm, part: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return what a norm has saved of its own, burn-in and way, after a look at it."""
+    if part.keys() - {"way"} != {"burnt"}:
         raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
     if (problem := wrong_count("burnt", part["burnt"])) is not None:
         raise ValueError(f"{name}: {problem}")
-    return part["burnt"]
+    if ("way" in part) != (norm.belief is not None):
+        prior = None if norm.belief is None else "running"
+        raise ValueError(f"{name}: this norm has prior={prior!r}, the saved history is of the other kind")
+    if norm.belief is not None and (part["way"].shape != norm.belief.way.shape or not part["way"].isfinite().all()):
+        raise ValueError(f"{name}: way should be finite and have the shape {tuple(norm.belief.way.shape)}")
+    return part
 
 
 def _make_missing(norms: _Norms, parts: _Parts, present: Mapping[str, Segment]) -> dict[str, Segment]:

@@ -1,6 +1,7 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
 from crossbn.functional.activations import ActivatedStorage, Activation, geometry_of_rows
+from crossbn.functional.belief import Latest, belief_weight, blend, drift_of, growth_of, travelled
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,

@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "history_dtype": (None, torch.bfloat16),
     "weights": ("equal", "auto"),
     "compensate_through": (None, "activations"),
+    "prior": (None, "running"),
 }
 
 
@@ -38,6 +39,8 @@ class Settings:
         decay: instead, a fixed rate: what a remembered step weighs falls by it with each step of its age; None for 1.
         compensate_through: "activations" lets a norm be compensated that reads its operator through an elementwise
             activation (conv, act, norm), see `functional.activations`; of the first order only. None leaves it alone.
+        prior: "running" lets the running statistics of a trained network be a belief that moves with the weights and
+            fades as these leave the checkpoint, see `functional.belief`: for fine-tuning. With weights="auto" only.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -55,6 +58,7 @@ class Settings:
     weights: str = ""
     decay: float | None = None
     compensate_through: str | None = None
+    prior: str | None = None
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -74,6 +78,9 @@ class Settings:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well: leave one out')
         if self.compensate_through is not None and self.order != 1:
             raise ValueError(f"compensate_through needs order=1, got order={self.order!r}")
+        if self.prior is not None and (self.weights != "auto" or self.order == 0):
+            told = f"weights={self.weights!r} and order={self.order!r}"
+            raise ValueError(f'prior="running" needs compensation and weights="auto", got {told}')
 
     @property
     def rate(self) -> float:

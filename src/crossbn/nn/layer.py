@@ -13,6 +13,7 @@ from crossbn import ops
 from crossbn.functional import Settings
 from crossbn.messages import say, say_while_compiling
 from crossbn.nn.batch_norm import GuardedBatchNorm
+from crossbn.nn.belief import Belief
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
@@ -24,7 +25,10 @@ from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exportin
 
 _Used = tuple[list[ops.Statistics], Feed]
 """The statistics that a step used, and of which segments they are."""
-_OWN_STATE = ("settings", "label", "burnt", "feeds", "plain_reason", "_recompute_cache", "_said", "_is_replica")
+_OWN_STATE = (
+    *("settings", "label", "burnt", "feeds", "belief", "plain_reason"),
+    *("_recompute_cache", "_said", "_is_replica"),
+)
 
 
 class CrossIterBatchNorm(GuardedBatchNorm):
@@ -56,6 +60,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     burnt: Tensor
     """Training forwards of burn-in that are over."""
     feeds: Feeds
+    belief: Belief | None
+    """With a prior only."""
     plain_reason: str | None
     """Why the norm was BatchNorm at its latest plain step."""
     torch_type: type[BatchNormBase] = nn.SyncBatchNorm
@@ -85,10 +91,15 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         self.label = label or type(self).__name__
         self.burnt = torch.zeros((), dtype=torch.int64, device="cpu")  # read by Python, never by a kernel
         self.feeds = Feeds(self, unpaired)
+        self._make_belief()
         self.plain_reason = None
         self._recompute_cache = RecomputeCache()
         self._said: set[str] = set()
         self._is_replica = False
+
+    def _make_belief(self) -> None:
+        has_one = self.settings.prior is not None and self._running is not None
+        self.belief = Belief(self.num_features, self.feeds.like()) if has_one else None
 
     def _become_plain_(self) -> None:
         """Be the norm again that this one stands for."""
@@ -181,7 +192,12 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         outcomes = self._outcomes(x.detach(), inputs, remember, pooling=True)
         if remember and self.settings.burn_in:
             self._count_burn_in()
-        return self._normalize(x, inputs, [outcome.statistics for outcome in outcomes])
+        statistics = [outcome.statistics for outcome in outcomes]
+        if (running := self._running) is not None and self.belief is not None:
+            statistics, move = self.belief.join(statistics, running, self.eps, self.momentum)
+            if remember:
+                move()
+        return self._normalize(x, inputs, statistics)
 
     def _repeat(self, x: Tensor, record: Record) -> Tensor:
         """Do again what an earlier forward did."""
@@ -214,6 +230,10 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             inputs = [SegmentInput(alone, (), False)]
             outcomes = self._outcomes(x.detach(), inputs, False, pooling)
         statistics = [outcome.statistics for outcome in outcomes]
+        if (running := self._running) is not None and self.belief is not None:
+            statistics, move = self.belief.join(statistics, running, self.eps, self.momentum)
+            if training:
+                at_end_of_forward(move)
         y = self._normalize(x, inputs, statistics, outcomes[0].output)
         for outcome in outcomes:
             if outcome.commit is not None:
@@ -237,7 +257,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         parts = [x] if len(inputs) == 1 else list(x.split([segment.channels for segment, _, _ in inputs], 1))
         moments: list[tuple[Tensor, Tensor] | None] = [None] * len(inputs)
         finite: C.Flag = True
-        norm = self._norm_tensors() if len(inputs) == 1 and not compiling else None
+        norm = self._norm_tensors() if len(inputs) == 1 and not compiling and self.belief is None else None
         if len(inputs) > 1 and not compiling:  # whether the moments of one segment are finite is not enough to know
             moments = [ops.moments(part) if other is None else None for part, other in zip(parts, known, strict=True)]
             finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
@@ -291,7 +311,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
             context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
             y = normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
-        if output is None and not again:  # a step that has made the output has moved them
+        if output is None and not again and self.belief is None:  # a step that has made the output has moved them
             self._move_running(joint)
         return y
 
@@ -306,19 +326,25 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
         self.burnt.zero_()
+        self._forget()
+
+    def _forget(self) -> None:
         self.feeds.forget()
+        self._make_belief()
 
     def reset_running_stats(self) -> None:
         """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
         super().reset_running_stats()
         if hasattr(self, "feeds"):  # called by the constructor as well
-            self.feeds.forget()
+            self._forget()
 
     def configure_(self, settings: Settings) -> None:
         """Change the settings; remembered steps are kept as far as they fit."""
         self.settings = settings
         for segment in self.feeds.segments():
             segment.configure_(settings)
+        if (self.belief is None) != (settings.prior is None):
+            self._make_belief()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossIterBatchNorm:
         super()._apply(fn, recurse)
@@ -328,7 +354,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.feeds.forget()
+        self._forget()
 
     def _replicate_for_data_parallel(self) -> CrossIterBatchNorm:
         """Return a replica whose history is that of its device, and stays with this norm from step to step."""

@@ -54,11 +54,13 @@ def step(
     options = numbers, settings.rate, group, is_complete, remember
     found = torch.ops.crossbn.step(x, inputs, weights, bias, *history, *options)
     results = _parts(found, _shapes(storage, past.rings, settings, bias is not None))
-    bessel, has_variance, positions, finite, mean, var, share, *rest = results
+    bessel, has_variance, positions, finite, shift, growth, noise, mean, var, share, *rest = results
     dependence = None
     if rest:
         dependence = C.Dependence.of_tensors(iter(rest), len(operands), settings.order == 2, not settings.sync)
-    return Statistics(mean, var, share, dependence, bessel, has_variance != 0, positions, finite != 0)  # type: ignore[arg-type]  # these are there
+    latest = None if settings.prior is None else C.Latest(shift, growth, noise)  # type: ignore[arg-type]  # these are there
+    together: Any = (mean, var, share, dependence, bessel, has_variance != 0, positions, finite != 0, latest)
+    return Statistics(*together)
 
 
 def _numbers(settings: Settings, geometries: Sequence[C.Geometry]) -> list[int]:
@@ -117,7 +119,11 @@ def _run(
         today = today._replace(operands=(), pooling=False, remember=False)
         found, commit, _ = ops.step(today, past, storage, settings)
     shapes = _shapes(storage, by_name, settings, bias is not None)
-    tensors = [found.bessel, found.has_variance, found.positions, found.finite, found.mean, found.var, found.share]
+    latest: Sequence[Any] = (None,) * 3
+    if settings.prior is not None:
+        latest = found.latest or (0.0, 0.0, 0.0)  # nothing has moved
+    tensors = [found.bessel, found.has_variance, found.positions, found.finite, *latest]
+    tensors += [found.mean, found.var, found.share]
     tensors += found.dependence.tensors() if found.dependence is not None else []
     packed = found.mean.new_zeros(types.starts_in_one(shapes)[-1])
     for place, tensor in zip(_parts(packed, shapes), tensors, strict=False):
@@ -138,11 +144,12 @@ def _run_fake(x: Tensor, _: Any, weights: list[Tensor], bias: Tensor | None, rin
 
 
 def _shapes(storage: C.Storage | None, rings: dict[str, Tensor], settings: Settings, has_bias: bool) -> types.Shapes:
-    """Return the shapes of the results: bessel, has_variance, positions, finite, mean, var, share, and dependence."""
+    """Return the shapes of the results: four flags and counts, the latest step, mean, var, share, and dependence."""
     slots, channels = rings["mean"].shape
     followed = storage if settings.backward == "through" else None
     shapes = types.result_shapes(followed, rings, slots, channels if settings.invalid == "drop" else 1, has_bias)
-    return [(channels,), (channels,), (), (), *shapes]
+    latest: types.Shapes = [None] * 3 if settings.prior is None else [(channels,), (channels,), ()]
+    return [(channels,), (channels,), (), (), *latest, *shapes]
 
 
 def _parts(packed: Tensor, shapes: types.Shapes) -> list[Tensor | None]:

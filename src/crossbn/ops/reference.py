@@ -54,11 +54,12 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     weights = [C.flatten_weight(each.weight.detach(), each.geometry, each.bias).to(mean.dtype) for each in operands]
     back = None if storage is None else storage.look_back(kept, weights)
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
+    noise: Tensor | float = 0.0
     if (group := settings.active_group) is not None:
         today = _join(today, group)
     if settings.weights == "auto" and past.slots:
         price = C.gradient_price(len(x) * (1 if group is None else dist.get_world_size(group)))
-        step_weights = best_weights(past, kept, step_weights, today.positions, price)
+        step_weights, noise = best_weights(past, kept, step_weights, today.positions, price)
     row, accept, sound = None, today.finite & inputs.pooling, cast(Flag, True)
     if inputs.remember and past.slots:
         row, is_theirs, sound = _row(inputs, past, storage, weights, today)
@@ -90,7 +91,12 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     counted = _counted(today, kept, pooled, step_weights is None and settings.invalid == "max")
     bessel, has_variance = _bessel(counted)
     finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
-    rest = dependence, bessel, has_variance, today.positions, finite
+    latest = None
+    if settings.prior is not None and today.terms is not None and len(moved[0]) > 0:
+        slot = past.slots_by_age(len(moved[0]))[:1]
+        shift, slope, var = (each.index_select(0, slot)[0] for each in (*today.terms[:2], kept["var"]))
+        latest = C.Latest(shift, C.growth_of(slope, var), noise)
+    rest = dependence, bessel, has_variance, today.positions, finite, latest
     return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
 
 
@@ -108,12 +114,15 @@ def _bessel(counted: Any) -> tuple[Any, Any]:
 
 def best_weights(
     past: Past, kept: dict[str, Tensor], is_there: Tensor | None, today: int | Tensor, price: float
-) -> Tensor:
-    """Return the weights [R] that the variogram speaks for, of the steps that are there; `today` are the positions."""
+) -> tuple[Tensor, Tensor]:
+    """Return the weights [R] that the variogram speaks for, of the steps that are there, and the noise of a step.
+
+    `today` are the positions of today's.
+    """
     by_age = past.slots_by_age(len(kept["count"]))
     count = (kept["count"] if is_there is None else kept["count"] * is_there)[by_age]
     noise, drift = C.fit_line(kept["variogram"], (count > 0).to(count.dtype))
-    return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today, price))
+    return torch.empty_like(count).index_copy(0, by_age, C.best_weights(noise, drift, count, today, price)), noise
 
 
 @torch.no_grad()

@@ -120,6 +120,7 @@ class Statistics:
     has_variance: C.Flag = True  # whether they are of more than one position; as [C] where that depends on the channel
     positions: int | Tensor | None = None  # of today's batch, of all processes together; None if nobody needs them
     finite: C.Flag = True  # whether today's moments and the pooled ones are
+    latest: C.Latest | None = None  # how the latest remembered step has moved; with a prior only
 
     @property
     def has_dependence(self) -> bool:
@@ -206,7 +207,7 @@ class PackedStatistics(Statistics):
 
     def __init__(self, packed: Tensor, layout: Layout, bessel: float = 1.0, counted: float = 2.0, positions: int = 0):
         self.packed, self.layout, self.bessel, self.has_variance = packed, layout, bessel, counted > 1
-        self.positions, self.finite = positions, True
+        self.positions, self.finite, self.latest = positions, True, None
 
     def __getattr__(self, name: str) -> Any:
         found: Any = None

@@ -158,6 +158,10 @@ class Workspace:
         if (results := self._results.get(steps)) is None:
             results = self._results[steps] = Results(x_shape, storage, self._rings, steps)
         packed, remember = x.new_empty(results.size), inputs.remember
+        latest = None
+        if settings.prior is not None and steps:
+            latest = x.new_empty(vector), x.new_empty(vector)
+            batch.latest_shift, batch.latest_growth = latest[0].data_ptr(), latest[1].data_ptr()
         if remember and self._is_activated:
             remember = self._make_row(inputs, past, weight)
         memory.seen, memory.results = num_steps, packed.data_ptr()
@@ -170,6 +174,8 @@ class Workspace:
         if output is not None and norm is not None:
             torch.autograd.graph.increment_version(norm[:3])
         found = PackedStatistics(packed, results, batch.bessel, batch.counted, batch.n * batch.s)
+        if latest is not None:
+            found.latest = C.Latest(*latest, batch.noise)
         commit = partial(self._remember, past, today) if remember and came_to == _DONE else None
         return Outcome(found, commit, output)
 

@@ -7,7 +7,9 @@
  * mean, var        out: the pooled ones, see `lay_out`
  * step_weights     of the remembered steps, today's being 1; null: all are 1. Out, where they are found here
  * counted, bessel  out: positions of all steps; times bessel the pooled variance is unbiased
- * num_batches_tracked  steps that the running statistics have seen */
+ * num_batches_tracked  steps that the running statistics have seen
+ * latest_shift, latest_growth  out, unless null: how mean and log variance of the latest remembered step have moved since
+ * latest, noise    out: its slot; R of the steps, where their weights are found here */
 #ifndef BATCH
 #define BATCH(FIELD)                                                                                                   \
     FIELD('p', const REAL *, x) FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s)                   \
@@ -15,7 +17,9 @@
     FIELD('p', REAL *, today_var) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', const REAL *, gamma)     \
     FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', REAL *, step_weights)                            \
     FIELD('p', REAL *, output) FIELD('r', double, counted) FIELD('r', double, bessel) FIELD('r', double, momentum)     \
-    FIELD('p', REAL *, running_mean) FIELD('p', REAL *, running_var) FIELD('p', int64_t *, num_batches_tracked)
+    FIELD('p', REAL *, running_mean) FIELD('p', REAL *, running_var) FIELD('p', int64_t *, num_batches_tracked)        \
+    FIELD('p', REAL *, latest_shift) FIELD('p', REAL *, latest_growth) FIELD('n', int64_t, latest)                      \
+    FIELD('r', double, noise)
 #endif
 struct NAME(batch) { BATCH(DECLARE) };
 #define DESCRIBED NAME(batch)

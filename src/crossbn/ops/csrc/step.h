@@ -26,6 +26,12 @@ __attribute__((always_inline)) static inline void NAME(pool)(
         total += step_weights[t] * (moved_var[t] + deviation * deviation);
         dvar_dmean[t] = 2 * share * step_weights[t] * deviation - 2 * dvar_dvar[t] * shift[t];
     }
+    if (batch->latest_shift != 0 && r > 0) {
+        const int64_t t = batch->latest;
+        const REAL before = past_var[t * c + j], growth = before > 0 ? slope[t] / before : 0;
+        batch->latest_shift[j] = shift[t];
+        batch->latest_growth[j] = growth < -LARGEST_GROWTH ? -LARGEST_GROWTH : (growth > LARGEST_GROWTH ? LARGEST_GROWTH : growth);
+    }
     batch->mean[j] = centre;
     batch->var[j] = total * share;
     if (differences != 0)
@@ -274,12 +280,13 @@ static void NAME(prepare)(struct NAME(batch) *batch, struct NAME(memory) *memory
     memory->weight_of_step = results.weight_of_step, memory->dvar_dvar = results.dvar_dvar;
     memory->kept_rows = results.rows, memory->var_coefficient = results.var_coefficient;
     memory->var_jacobian = results.var_jacobian;
+    batch->latest = r > 0 ? (memory->seen - 1) % memory->slots : 0;
     batch->counted = (double)positions;
     for (int64_t t = 0; t < r; t++) batch->counted += memory->count[t];
     batch->bessel = batch->counted > 1 ? batch->counted / (batch->counted - 1) : 1;
     if (memory->differences != 0) {
         NAME(weigh)(r, memory->slots, memory->seen, memory->variogram, memory->count, (double)positions, memory->price,
-                    batch->step_weights, memory->weight_of_step, memory->share);
+                    batch->step_weights, memory->weight_of_step, memory->share, &batch->noise);
         return;
     }
     REAL all = 1;

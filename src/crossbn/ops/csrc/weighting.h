@@ -47,9 +47,10 @@ static void NAME(fit_line)(int64_t r, IN variogram, double *noise, double *drift
 
 /* The weights of the remembered steps [r], today's being 1, from their counts; and all of them over their sum. */
 static void NAME(weigh)(int64_t r, int64_t slots, int64_t seen, IN variogram, IN count, double positions,
-                        double price, OUT step_weights, OUT weight_of_step, OUT share) {
+                        double price, OUT step_weights, OUT weight_of_step, OUT share, double *found_noise) {
     double noise, drift, usual = 0, worth = 0, all = 1, factor[MOST_STEPS];
     NAME(fit_line)(r, variogram, &noise, &drift);
+    *found_noise = noise;
     for (int64_t t = 0; t < r; t++) usual += count[t] / (double)r;
     for (int64_t age = r; age >= 1; age--) {
         worth += count[(seen - age) % slots] / (usual > 1 ? usual : 1);

@@ -1,0 +1,171 @@
+"""Running statistics as a belief: prior="running"."""
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import crossbn
+from crossbn.ops import library
+
+F64 = torch.float64
+
+
+def trained(convolution: nn.Module | None = None) -> nn.Sequential:
+    """Return a converted network whose running statistics are not its batches'."""
+    torch.manual_seed(0)
+    model = nn.Sequential(convolution or nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).double()
+    norm: Any = model[1]
+    norm.running_mean.copy_(torch.randn(4))
+    norm.running_var.copy_(1 + torch.rand(4))
+    crossbn.convert_(model, window=4, prior="running")
+    return model
+
+
+def batch(seed: int) -> Tensor:
+    return torch.randn(2, 3, 7, 7, dtype=F64, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_without_a_change_of_weights_it_is_a_frozen_norm(compiled: bool) -> None:
+    model = trained()
+    frozen = copy.deepcopy(model)
+    crossbn.revert_(frozen)
+    frozen.eval()
+    before = copy.deepcopy(model[1].state_dict())
+    with contextlib.nullcontext() if compiled else library.switched_off():
+        for seed in range(6):
+            x, y = (batch(seed).requires_grad_() for _ in range(2))
+            got, expected = model(x), frozen(y)
+            torch.testing.assert_close(got, expected)
+            weights = torch.randn(got.shape, dtype=F64)
+            got.backward(weights)
+            expected.backward(weights)
+            torch.testing.assert_close(x.grad, y.grad)
+    for name, value in model[1].state_dict().items():
+        if name != "num_batches_tracked":
+            torch.testing.assert_close(value, before[name])
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "convolution",
+    [nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(3, 4, 7, bias=False), nn.Conv2d(3, 4, 3, stride=2, bias=False)],
+)
+def test_the_belief_keeps_its_scale_whatever_the_weights_scale_becomes(convolution: nn.Module, compiled: bool) -> None:
+    model = trained(copy.deepcopy(convolution))
+    norm: Any = model[1]
+    norm.momentum = 0.0  # it moves with the weights and not to anything else
+    before = copy.deepcopy(model[1].state_dict())
+    grown = 1.0
+    with contextlib.nullcontext() if compiled else library.switched_off():
+        for seed in range(20):
+            model(batch(seed))
+            with torch.no_grad():
+                model[0].weight.mul_(1.01)  # type: ignore[operator]
+            grown *= 1.01
+        model(batch(20))
+    torch.testing.assert_close(norm.running_var, before["running_var"] * grown**2, rtol=0.01, atol=0)
+    # The mean moves by what the convolution's mean does, which is not the belief's own.
+    moved = norm.running_mean - before["running_mean"]
+    with torch.no_grad():
+        x = torch.cat([batch(seed) for seed in range(21)])
+        torch.testing.assert_close(moved, model[0](x).mean((0, 2, 3)) * (1 - 1 / grown), rtol=0.2, atol=0.05)
+
+
+def test_gradients_have_no_part_along_the_scale_of_the_weights() -> None:
+    model = trained()
+    norm: Any = model[1]
+    with torch.no_grad():  # other images are as bright, but more alike
+        x = model[0](torch.cat([batch(seed) for seed in range(4)]))
+        norm.running_mean.copy_(x.mean((0, 2, 3)))
+        norm.running_var.copy_(3 * x.var((0, 2, 3)))
+    for seed in range(12):
+        model(batch(seed % 4))
+    # The same four batches are in the window: what a step's own batch lacks is small on the average.
+    along = along_frozen = 0.0
+    for seed in range(4):
+        x = batch(seed)
+        target = torch.randn(2, 4, 5, 5, dtype=F64, generator=torch.Generator().manual_seed(100 + seed))
+        weight: Any = model[0].weight
+        (found,) = torch.autograd.grad(F.mse_loss(model(x), target), weight)
+        frozen = F.batch_norm(
+            F.conv2d(x, weight), norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
+        )
+        (other,) = torch.autograd.grad(F.mse_loss(frozen, target), weight)
+        along += float((found * weight.detach()).sum())
+        along_frozen += float((other * weight.detach()).sum())
+    assert abs(along) < 0.25 * abs(along_frozen)
+
+
+def run(model: nn.Module, steps: int, compiled: bool = True) -> Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+    with contextlib.nullcontext() if compiled else library.switched_off():
+        for seed in range(steps):
+            optimizer.zero_grad()
+            out = model(batch(seed))
+            F.mse_loss(out, torch.linspace(0, 1, 5, dtype=F64).expand_as(out)).backward()
+            optimizer.step()
+    return out.detach()
+
+
+def test_compiled_steps_are_those_of_the_reference() -> None:
+    fast, slow = trained(), trained()
+    torch.testing.assert_close(run(fast, 8), run(slow, 8, compiled=False))
+    for one, other in zip(fast.state_dict().values(), slow.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(fast[1].belief.way, slow[1].belief.way)  # type: ignore[union-attr]
+
+
+def test_it_fades_as_the_network_leaves_the_checkpoint() -> None:
+    model = trained()
+    run(model, 8)
+    norm: Any = model[1]
+    x = batch(50)
+    with torch.no_grad():
+        frozen = F.batch_norm(
+            model[0](x), norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
+        )
+        norm.belief.way.zero_()
+        near = (model(x) - frozen).abs().mean()
+        norm.belief.way.fill_(100.0)
+        far = model(x)
+    assert float(near) < 0.1 * float((far - frozen).abs().mean())
+    torch.testing.assert_close(far.mean((0, 2, 3)), norm.bias, atol=0.5, rtol=0)  # as a norm over the window
+
+
+def test_a_forward_without_gradients_leaves_no_trace() -> None:
+    model = trained()
+    run(model, 5)
+    before = copy.deepcopy((model.state_dict(), model[1].belief.way))  # type: ignore[union-attr]
+    with torch.no_grad():
+        model(batch(70))
+    for one, other in zip(model.state_dict().values(), before[0].values(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(model[1].belief.way, before[1])  # type: ignore[union-attr, arg-type]
+
+
+def test_a_training_goes_on_where_it_was() -> None:
+    first, second = trained(), trained()
+    run(first, 5)
+    second.load_state_dict(first.state_dict())
+    crossbn.load_history_state(second, crossbn.history_state(first))
+    assert torch.equal(run(first, 9), run(second, 9))
+    other = trained()
+    crossbn.convert_(other, window=4)
+    with pytest.raises(ValueError, match="this norm has prior=None"):
+        crossbn.load_history_state(other, crossbn.history_state(first))
+    state = {name: value for name, value in crossbn.history_state(first).items() if name != "1/way"}
+    with pytest.raises(ValueError, match="this norm has prior='running'"):
+        crossbn.load_history_state(first, state)
+
+
+def test_it_needs_what_it_is_made_of() -> None:
+    for wrong in ({"weights": "equal"}, {"order": 0}, {"decay": 0.5}):
+        with pytest.raises(ValueError, match='prior="running" needs compensation'):
+            crossbn.nn.CrossIterBatchNorm2d(4, prior="running", **wrong)
+    assert crossbn.nn.CrossIterBatchNorm2d(4, prior="running", track_running_stats=False).belief is None
