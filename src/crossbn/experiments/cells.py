@@ -16,7 +16,7 @@ DEFAULT = "default"
 CROSS_ITERATION = {"cbn": "CBN", "naive_cbn": "naive CBN"}
 TITLES = {
     **{"bn": "BN", "in": "IN", "ln": "LN", "gn": "GN", "brn": "BRN", **CROSS_ITERATION},
-    **{"evonorm_s0": "EvoNorm-S0", "frn_tlu": "FRN with TLU"},
+    **{"frozen_bn": "frozen BN", "evonorm_s0": "EvoNorm-S0", "frn_tlu": "FRN with TLU"},
 }
 
 

@@ -10,6 +10,7 @@ from crossbn.experiments import (
     compensation,
     cost,
     depth,
+    finetune,
     gradients,
     improvements,
     layers,
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "activations": activations,
     "improvements": improvements,
     "sampling": sampling,
+    "finetune": finetune,
     "learning_rate": learning_rate,
 }
 """In the order of the paper, then what it does not have; a new table or figure is a module and an entry here."""

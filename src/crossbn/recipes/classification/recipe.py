@@ -59,8 +59,8 @@ class Recipe:
         data: a key of `crossbn.datasets.DATASETS`.
         model: one of torchvision's classifiers, or "resnet8", "resnet14", "resnet20" and so on (6n + 2 layers) for the
             small residual networks of CIFAR, "resnet8_norm_last" and so on for those with norms after activations,
-            "plain8" and so on for those without shortcuts,
-            "convmixer4" for a ConvMixer of that depth; where both have a name it is torchvision's.
+            "plain8" and so on for those without shortcuts, "convmixer4" for a ConvMixer of that depth,
+            "efficientnet_lite0" for one that is trained on ImageNet; where both have a name it is torchvision's.
         width: channels of the small networks at full resolution.
         norm: a key of `crossbn.nn.NORMS` or, in our small networks, of `NORM_ACTIVATIONS`.
         norm_options: of `crossbn.convert_` for "cbn" and "naive_cbn", of `crossbn.swap_norm_` for the others. Defaults
