@@ -8,6 +8,7 @@ from torch import nn
 
 from crossbn.conversion_report import LEFT, PENDING, ConversionReport, NormRecord
 from crossbn.functional import Settings, geometry_of, is_linear_operator
+from crossbn.messages import say
 from crossbn.nn import layer
 from crossbn.nn.layer import CrossIterBatchNorm
 from crossbn.nn.producer import Operator, Producer
@@ -61,7 +62,8 @@ def convert_(
         config: all settings as one object, instead of `window` and the options.
         options: burn_in, order, positions, backward, sync and the others of `nn.Settings`: `weights="auto"`, the
             default, measures while training how much a remembered step is worth, "equal" is the paper's, `decay` a
-            fixed rate; `compensate_through="activations"` looks through elementwise activations.
+            fixed rate; `compensate_through="activations"` looks through elementwise activations; `prior="running"`,
+            for fine-tuning, begins with the running statistics of the checkpoint.
 
     Raises:
         TypeError: for an option that does not exist, or both options and `config`.
@@ -98,6 +100,13 @@ def convert_(
             converter.convert_norm_(record.name, found, settings)
     report = ConversionReport(records, model)
     Scope.mark_(model, report.complete if report.pending else None)
+    if settings.prior is not None and (norms := cross_iteration_norms(model)):
+        without = [name for name, norm in norms.items() if norm.belief is None]
+        if without:
+            say(
+                f'prior="running": {len(without)} of {len(norms)} norms, {without[0]} among them, have no running '
+                "statistics from a training, and do without: load the checkpoint first"
+            )
     return report
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import crossbn
 from crossbn.ops import library
@@ -164,8 +165,59 @@ def test_a_training_goes_on_where_it_was() -> None:
         crossbn.load_history_state(first, state)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_step_is_the_same(reentrant: bool) -> None:
+    plain, wrapped = trained(), trained()
+    run(plain, 4)
+    run(wrapped, 4)
+    x = batch(9).requires_grad_()
+    plain(x).square().mean().backward()
+    checkpoint(wrapped, x, use_reentrant=reentrant).square().mean().backward()
+    for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    for one, other in zip(plain.buffers(), wrapped.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_it_needs_what_it_is_made_of() -> None:
     for wrong in ({"weights": "equal"}, {"order": 0}, {"decay": 0.5}):
         with pytest.raises(ValueError, match='prior="running" needs compensation'):
             crossbn.nn.CrossIterBatchNorm2d(4, prior="running", **wrong)
     assert crossbn.nn.CrossIterBatchNorm2d(4, prior="running", track_running_stats=False).belief is None
+
+
+def test_a_new_norm_believes_nothing_and_one_that_is_loaded_does() -> None:
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).double()
+    with pytest.warns(crossbn.ConversionWarning, match=r'prior="running": 1 of 1 norms, 1 among them, have no running'):
+        crossbn.convert_(model, window=4, prior="running")
+    assert model[1].belief is None
+    plain = copy.deepcopy(model)
+    crossbn.convert_(plain, window=4)
+    assert torch.equal(model(batch(0)), plain(batch(0)))
+    model.load_state_dict(trained().state_dict())
+    assert model[1].belief is not None
+    crossbn.convert_(model, window=4)
+    assert model[1].belief is None
+
+
+def test_several_segments_and_a_bias_are_believed_in_too() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, bias=False)
+            self.norm = nn.BatchNorm2d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.norm(torch.cat([self.a(x), self.b(x)], 1))
+            return out
+
+    torch.manual_seed(0)
+    model = Joined().double()
+    norm: Any = model.norm
+    norm.running_mean.copy_(torch.randn(5))
+    frozen = copy.deepcopy(model).eval()
+    crossbn.convert_(model, window=3, prior="running")
+    for seed in range(4):
+        torch.testing.assert_close(model(batch(seed)), frozen(batch(seed)))
+    run(model, 4)
+    assert bool((norm.belief.way.abs() > 0).all())

@@ -4,7 +4,7 @@ A network that was trained is fitted to its running statistics: with them it is 
 new images are noise, and other images have others. So the running statistics are a belief (`prior="running"`), one more
 component of the mixture that is pooled. At each step it moves as the latest remembered batch does when its layer's
 weights go from that step's to today's: unlike a frozen norm it keeps its scale whatever the weights' scale becomes, and
-gradients reach the weights through it as they do through the remembered steps. docs/derivation.md, section 7.
+gradients reach the weights through it as they do through the remembered steps. docs/derivation.md, section 8.
 
 | symbol | name | formula | shape |
 |---|---|---|---|
@@ -26,8 +26,8 @@ LARGEST_GROWTH = 0.7
 """Of the logarithm of a variance at a step."""
 
 LARGEST_RATIO = 4.0
-"""Of a variance after a step to that before, and of the believed one to that of the window: channels that are silent in
-a few images would have any."""
+"""Of the believed variance to that of the window, in gradients: channels that are silent in a few images would have
+any."""
 
 
 _LEAST_PAST = 0.01

@@ -12,6 +12,11 @@ from crossbn import functional as C  # the library's F
 from crossbn import ops
 
 
+def has_seen_something(mean: Tensor, var: Tensor) -> bool:
+    """Tell whether running statistics are others than those of a new norm, which are nobody's belief."""
+    return not mean.is_meta and bool((mean != 0).any() or (var != 1).any())
+
+
 class Belief:
     """How far a norm's running statistics have moved with the weights since they were loaded, or the history cleared.
 
@@ -37,7 +42,8 @@ class Belief:
         Nothing has moved until that is called: a step that is not remembered leaves no trace.
         """
         dtype, device = statistics[0].mean.dtype, statistics[0].mean.device
-        self.way = self.way.to(device, dtype)
+        if self.way.device != device or self.way.dtype != dtype:
+            self.way = self.way.to(device, dtype)
         before = torch.stack(running[:2]).to(dtype)
         moved, way = before.clone(), self.way.clone()
         rate = 1 / (running[2] + 1).to(dtype) if momentum is None else momentum
@@ -66,7 +72,9 @@ class Belief:
     def _move(self, target: Tensor, way: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag) -> None:
         own = running[0].dtype
         ops.take_over(target[0].to(own), target[1].to(own), running, finite)
-        self.way = way if finite is True else torch.where(torch.as_tensor(finite, device=way.device), way, self.way)
+        self.way.copy_(
+            way if finite is True else torch.where(torch.as_tensor(finite, device=way.device), way, self.way)
+        )
 
 
 def _with(

@@ -13,7 +13,7 @@ from crossbn import ops
 from crossbn.functional import Settings
 from crossbn.messages import say, say_while_compiling
 from crossbn.nn.batch_norm import GuardedBatchNorm
-from crossbn.nn.belief import Belief
+from crossbn.nn.belief import Belief, has_seen_something
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
@@ -98,8 +98,9 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         self._is_replica = False
 
     def _make_belief(self) -> None:
-        has_one = self.settings.prior is not None and self._running is not None
-        self.belief = Belief(self.num_features, self.feeds.like()) if has_one else None
+        running = self._running if self.settings.prior is not None else None
+        is_trained = running is not None and has_seen_something(*running[:2])
+        self.belief = Belief(self.num_features, self.feeds.like()) if is_trained else None
 
     def _become_plain_(self) -> None:
         """Be the norm again that this one stands for."""
@@ -343,7 +344,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         self.settings = settings
         for segment in self.feeds.segments():
             segment.configure_(settings)
-        if (self.belief is None) != (settings.prior is None):
+        if self.belief is None or settings.prior is None:
             self._make_belief()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossIterBatchNorm:
