@@ -11,6 +11,7 @@ from crossbn.experiments import (
     bound,
     burn_in,
     compensation,
+    finetune,
     improvements,
     learning_rate,
     norms,
@@ -50,7 +51,7 @@ def test_all_tables_are_there() -> None:
             "backward",
             "positions",
         ),
-        *("bound", "depth", "weights", "activations", "improvements", "learning_rate"),
+        *("bound", "depth", "weights", "activations", "improvements", "learning_rate", "finetune"),
     }
 
 
@@ -133,6 +134,24 @@ def test_learning_rates_are_chosen_on_images_that_are_not_trained_on() -> None:
     # The largest of the three is best.
     results = results_of(learning_rate, lambda task: task.settings["learning_rate"], scale=Scale.MEDIUM)
     assert learning_rate.choose(results) == dict.fromkeys(batch_size.MEDIUM_NORMS, "three times")
+
+
+def test_rates_are_those_that_the_records_speak_for() -> None:
+    benchmarks = Path(__file__).parents[2] / "benchmarks/reproduce"
+    assert learning_rate.choose(read_results(benchmarks / "classification-medium.jsonl")) == learning_rate.CHOSEN
+    found = finetune.choose(read_results(benchmarks / "classification-small.jsonl"))
+    assert {data: found[data] for data in finetune.CHOSEN} == finetune.CHOSEN
+
+
+def test_fine_tuning_has_rates_of_its_own() -> None:
+    results = results_of(finetune, lambda task: -abs(task.settings["learning_rate"] - 0.01 * 2 / 32))
+    chosen = finetune.choose(results)
+    assert chosen == {data: dict.fromkeys(finetune.NORMS, 0.01) for data in finetune.DATA}
+    for task in finetune.configs(Scale.SMALL):
+        recipe = recipe_of(task)
+        assert (recipe.model, recipe.image_size, recipe.train_images) == ("efficientnet_lite0", 96, 1000)
+        assert recipe.validate == task.name.startswith("validated")
+        assert recipe.norm_options.get("prior") == ("running" if "prior running" in task.name else None)
 
 
 def test_windows_begin_with_batch_norm() -> None:

@@ -16,7 +16,7 @@ __all__ = ["ALONE", "MEASURES", "TITLE", "check", "configs", "estimate_seconds",
 
 TITLE = "Fine-tuning a trained network at small batches (ours, not the paper's)"
 ALONE = False
-SEEDS = {Scale.SMALL: 5, Scale.FULL: 5}
+SEEDS = 5
 SIZES, RATED_SIZE = (4, 2, 1), 2
 DATA = {"CIFAR-10": "cifar10", "Fashion-MNIST": "fashion_mnist"}
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
@@ -72,7 +72,7 @@ def configs(scale: Scale, seeds: int | None = None) -> list[Task]:
     """Return the trainings that rates are chosen by, of one seed, and those at the rates that were chosen."""
     rated = [cell for row in rated_grid().values() for cell in row.values()]
     chosen = [cell for row in grid().values() for cell in row.values()]
-    return make_tasks(rated, scale, 1) + make_tasks(chosen, scale, seeds or SEEDS[scale])
+    return make_tasks(rated, scale, 1) + make_tasks(chosen, scale, seeds or SEEDS)
 
 
 def estimate_seconds(task: Task) -> float:
@@ -113,7 +113,7 @@ def notes(scale: Scale) -> list[str]:
     """Say what the numbers are."""
     told = classification.describe(scale)[1:]
     return [
-        f"{'Small' if scale is Scale.SMALL else 'Full'} scale, which are the same here: {_NETWORK} with its ImageNet "
+        f"Small scale, the only one: {_NETWORK} with its ImageNet "
         "weights and a new last layer learns 1,000 images, enlarged to 96 pixels, in one epoch: SGD, momentum 0.9, "
         "weight decay 1e-4, a learning rate of rate * N / 32 at a batch of N that falls along a cosine; 2,000 test "
         "images.",

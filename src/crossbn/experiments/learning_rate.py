@@ -20,7 +20,11 @@ PAPER_RATE = 0.1 / 32
 """For each image of a batch."""
 FACTORS = {"a third": 1 / 3, "the paper's": 1.0, "three times": 3.0}
 MEASURES: tuple[Measure, ...] = tuple(Measure(name, f"{name}, %", ".1f") for name in FACTORS)
-CHOSEN: Mapping[str, str] = {}
+CHOSEN: Mapping[str, str] = {
+    **{"BN": "a third", "BN, WS": "the paper's", "GN": "the paper's", "GN, WS": "a third", "BRN": "a third"},
+    **{"EvoNorm-S0": "a third", "FRN, TLU": "the paper's"},
+    **{"CBN, equal": "a third", "CBN": "the paper's", "CBN, WS": "the paper's"},
+}
 """What came out, by norm; `batch_size` trains with these at medium scale."""
 _BUDGET: dict[str, Any] = {"train_images": 5000, "test_images": 5000, "epochs": 4, "points": 1, "validate": True}
 

@@ -47,9 +47,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "learning_rate": learning_rate,
 }
 """In the order of the paper, then what it does not have; a new table or figure is a module and an entry here."""
-_MEDIUM = {"batch_size": (Scale.SMALL, Scale.MEDIUM, Scale.FULL), "learning_rate": (Scale.MEDIUM,)}
+_SCALES = {
+    "batch_size": (Scale.SMALL, Scale.MEDIUM, Scale.FULL),
+    "learning_rate": (Scale.MEDIUM,),
+    "finetune": (Scale.SMALL,),
+}
 
 
 def scales_of(name: str) -> tuple[Scale, ...]:
     """Return the scales that there are of an experiment."""
-    return _MEDIUM.get(name, (Scale.SMALL, Scale.FULL))
+    return _SCALES.get(name, (Scale.SMALL, Scale.FULL))
