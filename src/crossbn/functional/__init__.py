@@ -1,7 +1,6 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
 from crossbn.functional.activations import ActivatedStorage, Activation, geometry_of_rows
-from crossbn.functional.belief import Latest, belief_weight, blend, drift_of, growth_of, travelled
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,
@@ -12,7 +11,19 @@ from crossbn.functional.geometry import (
 )
 from crossbn.functional.moments import Flag, accumulation_dtype, all_finite, batch_moments, channelwise, join_moments
 from crossbn.functional.normalize import Gradients, gradients, normalized
-from crossbn.functional.pooling import Pooled, StepWeights, ages, pool, weights_by_age
+from crossbn.functional.pooling import (
+    Latest,
+    Pooled,
+    StepWeights,
+    ages,
+    belief_weight,
+    blend,
+    drift_of,
+    growth_of,
+    pool,
+    travelled,
+    weights_by_age,
+)
 from crossbn.functional.sensitivity import mean_grad, outputs_at, patches_at, sample_places, var_grad
 from crossbn.functional.settings import Settings
 from crossbn.functional.storage import (

@@ -40,7 +40,7 @@ class Settings:
         compensate_through: "activations" lets a norm be compensated that reads its operator through an elementwise
             activation (conv, act, norm), see `functional.activations`; of the first order only. None leaves it alone.
         prior: "running" lets the running statistics of a trained network be a belief that moves with the weights and
-            fades as these leave the checkpoint, see `functional.belief`: for fine-tuning. With weights="auto" only.
+            fades as these leave the checkpoint, see `functional.pooling`: for fine-tuning. With weights="auto" only.
 
     Raises:
         ValueError: naming the option that is out of range.

@@ -12,8 +12,7 @@ from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.functional import Settings
 from crossbn.messages import say, say_while_compiling
-from crossbn.nn.batch_norm import GuardedBatchNorm
-from crossbn.nn.belief import Belief, has_seen_something
+from crossbn.nn.batch_norm import Belief, GuardedBatchNorm, has_seen_something
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed

@@ -106,7 +106,7 @@ const int64_t result_alignment = ALIGNED; /* for library.py to compare */
 #define LARGEST_DIFFERENCE 16
 #define SMALLEST_WEIGHT 1e-30
 
-/* See belief.py. */
+/* See pooling.py. */
 #define LARGEST_GROWTH (REAL)0.7
 
 /* Threads for work of that size, of those that there are. */
