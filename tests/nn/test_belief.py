@@ -221,3 +221,39 @@ def test_several_segments_and_a_bias_are_believed_in_too() -> None:
         torch.testing.assert_close(model(batch(seed)), frozen(batch(seed)))
     run(model, 4)
     assert bool((norm.belief.way.abs() > 0).all())
+
+
+def test_norms_that_share_a_convolution_have_beliefs_of_their_own() -> None:
+    class Shared(nn.Module):
+        def __init__(self, joined: bool) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(3, 40, 30, bias=False) for _ in range(1 if joined else 2))
+            self.norms = nn.ModuleList(nn.BatchNorm2d(40) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = [conv(x) for conv in self.convs]
+            return self.norms[0](y[0]) - self.norms[1](y[-1])
+
+    torch.manual_seed(0)
+    one, two = Shared(True).double(), Shared(False).double()
+    for i, norm in enumerate(one.norms):
+        norm.running_mean.fill_(i)  # type: ignore[operator]
+    two.norms.load_state_dict(one.norms.state_dict())
+    for conv in two.convs:
+        conv.load_state_dict(one.convs[0].state_dict())
+    for model in (one, two):
+        crossbn.convert_(model, window=4, prior="running")
+    for seed in range(5):
+        x = torch.randn(2, 3, 33, 33, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        losses = [(model(x) - x[:, :1, :4, :4]).square().mean() for model in (one, two)]
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.backward()
+        pair = [conv.weight.grad for conv in two.convs]
+        torch.testing.assert_close(one.convs[0].weight.grad, pair[0] + pair[1])  # type: ignore[operator]
+        grad: Any = one.convs[0].weight.grad
+        with torch.no_grad():  # a large weight, whose gradient is added by a hook
+            for conv in (*one.convs, *two.convs):
+                conv.weight.sub_(0.01 * grad)  # type: ignore[operator]
+        one.zero_grad()
+        two.zero_grad()

@@ -137,9 +137,9 @@ class Belief:
             belief = moved[0, start:stop], moved[1, start:stop]
             beta = C.belief_weight(drift, 0.0 if each.latest is None else each.latest.noise, each.share)
             mean, var, share, dependence = C.blend(each.mean, each.var, each.share, each.dependence, belief, beta)
-            blended.append(_with(each, mean, var, share, dependence))
             target = torch.stack([each.mean, each.var * each.bessel])
             targets.append(torch.lerp(moved[:, start:stop], target, (rate * (1 - beta)).to(dtype)))
+            blended.append(each.replaced(mean, var, share, dependence))
             start = stop
         finite = ops.joined(statistics).finite
         return blended, partial(self._move, torch.cat(targets, 1), way, running, finite)
@@ -150,10 +150,3 @@ class Belief:
         self.way.copy_(
             way if finite is True else torch.where(torch.as_tensor(finite, device=way.device), way, self.way)
         )
-
-
-def _with(
-    statistics: ops.Statistics, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None
-) -> ops.Statistics:
-    rest = statistics.bessel, statistics.has_variance, statistics.positions, statistics.finite
-    return ops.Statistics(mean, var, share, dependence, *rest)

@@ -194,7 +194,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             self._count_burn_in()
         statistics = [outcome.statistics for outcome in outcomes]
         if (running := self._running) is not None and self.belief is not None:
-            statistics, move = self.belief.join(statistics, running, self.eps, self.momentum)
+            own = [
+                found if each.segment.readers < 2 else found.unpacked()
+                for found, each in zip(statistics, inputs, strict=True)
+            ]
+            statistics, move = self.belief.join(own, running, self.eps, self.momentum)
             if remember:
                 move()
         return self._normalize(x, inputs, statistics)
@@ -231,7 +235,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             outcomes = self._outcomes(x.detach(), inputs, False, pooling)
         statistics = [outcome.statistics for outcome in outcomes]
         if (running := self._running) is not None and self.belief is not None:
-            statistics, move = self.belief.join(statistics, running, self.eps, self.momentum)
+            own = [
+                found if each.segment.readers < 2 else found.unpacked()
+                for found, each in zip(statistics, inputs, strict=True)
+            ]
+            statistics, move = self.belief.join(own, running, self.eps, self.momentum)
             if training:
                 at_end_of_forward(move)
         y = self._normalize(x, inputs, statistics, outcomes[0].output)

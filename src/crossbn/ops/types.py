@@ -136,7 +136,18 @@ class Statistics:
     @property
     def place(self) -> int:
         """Where in memory they are: the same for norms that share them."""
-        return self.derivative.jacobians[0].rows.data_ptr()
+        return self.derivative.jacobians[0].var_coefficient.data_ptr()
+
+    def replaced(self, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None) -> Statistics:
+        """Return others of the same step."""
+        return Statistics(mean, var, share, dependence, self.bessel, self.has_variance, self.positions, self.finite)
+
+    def unpacked(self) -> Statistics:
+        """Return the same as several tensors, for a norm that is to change what it shares with others."""
+        found = self.replaced if not isinstance(self, PackedStatistics) else super(PackedStatistics, self).replaced
+        same = found(self.mean, self.var, self.share, self.dependence)
+        same.latest = self.latest
+        return same
 
 
 Shapes = Sequence[tuple[int, ...] | None]
@@ -230,6 +241,14 @@ class PackedStatistics(Statistics):
     def place(self) -> int:
         """Where in memory they are."""
         return self.packed.data_ptr()
+
+    def replaced(self, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None) -> Statistics:
+        """Let these be others of the same step, in the same tensor."""
+        for i, tensor in enumerate([mean, var, share, *([] if dependence is None else dependence.tensors())]):
+            place = self.layout.part(self.packed, i)
+            if place is not None and tensor is not None and tensor.data_ptr() != place.data_ptr():
+                place.copy_(tensor)
+        return self
 
 
 def joined(statistics: Sequence[Statistics]) -> Statistics:
