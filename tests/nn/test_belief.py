@@ -254,6 +254,6 @@ def test_norms_that_share_a_convolution_have_beliefs_of_their_own() -> None:
         grad: Any = one.convs[0].weight.grad
         with torch.no_grad():  # a large weight, whose gradient is added by a hook
             for conv in (*one.convs, *two.convs):
-                conv.weight.sub_(0.01 * grad)  # type: ignore[operator]
+                conv.weight.sub_(0.01 * grad)
         one.zero_grad()
         two.zero_grad()
