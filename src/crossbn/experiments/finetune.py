@@ -120,7 +120,8 @@ def notes(scale: Scale) -> list[str]:
         *told,
         "Each norm has a rate of its own for each data set, chosen among five by the rows with a rate: batches of "
         f"{RATED_SIZE}, one seed, 2,000 training images that are not trained on. Frozen BN keeps the checkpoint's "
-        "running statistics; BN has the network's own momentum, 0.01, or torch's; CBN is the library's default, which forgets them; with its prior they are a belief that "
-        "moves with the weights and fades as these leave the checkpoint.",
+        "running statistics; BN has the network's own momentum, 0.01, or torch's; CBN is the library's default, "
+        "which forgets them; with its prior they are a belief that moves with the weights and fades as these leave "
+        "the checkpoint.",
         "The paper has no such table.",
     ]
