@@ -104,8 +104,8 @@ def convert_(
         without = [name for name, norm in norms.items() if norm.belief is None]
         if without:
             say(
-                f'prior="running": {len(without)} of {len(norms)} norms, {without[0]} among them, have no running '
-                "statistics from a training, and do without: load the checkpoint first"
+                f'prior="running": {len(without)} of {len(norms)} norms, {without[0]} among them, are new or have no '
+                "running statistics, and do without"
             )
     return report
 
@@ -167,7 +167,7 @@ class _Converter:
         if not fresh and (not found or wanted == present):
             norm.configure_(settings)
             return
-        norm.settings = settings
+        norm._set(settings)
         norm.feeds.set_main_([self._segment(each, norm) for each in found])
 
     def _segment(self, found: PairedSegment, norm: CrossIterBatchNorm) -> Segment:

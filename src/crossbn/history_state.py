@@ -88,6 +88,8 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         owner, _, name = key.rpartition("/")
         parts.setdefault(owner, {})[name] = tensor
     own = {name: _own_state(name, norm, parts.pop(name, {})) for name, norm in norms.items()}
+    if not any("way" in part for part in own.values()) and any(norm.belief is not None for norm in norms.values()):
+        raise ValueError("the saved history is of norms without a prior, these have prior='running': convert without")
     present = dict(_places(norms))
     made = _make_missing(norms, parts, present)
     segments, saved = {**present, **made}, {owner: part for owner, part in parts.items() if "of" not in part}
@@ -113,8 +115,7 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             operator.parameter = None  # it is the weight of the next forward, whatever object that is
     for name, norm in norms.items():
         norm.burnt.copy_(own[name]["burnt"])
-        if norm.belief is not None:
-            norm.belief.way.copy_(own[name]["way"])
+        norm.set_way_(own[name].get("way"))
 
 
 def set_window_(model: nn.Module, window: int) -> None:
@@ -151,11 +152,11 @@ def _own_state(name: str, norm: CrossIterBatchNorm, part: Mapping[str, Tensor]) 
         raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
     if (problem := wrong_count("burnt", part["burnt"])) is not None:
         raise ValueError(f"{name}: {problem}")
-    if ("way" in part) != (norm.belief is not None):
-        prior = None if norm.belief is None else "running"
-        raise ValueError(f"{name}: this norm has prior={prior!r}, the saved history is of the other kind")
-    if norm.belief is not None and (part["way"].shape != norm.belief.way.shape or not part["way"].isfinite().all()):
-        raise ValueError(f"{name}: way should be finite and have the shape {tuple(norm.belief.way.shape)}")
+    if "way" in part and norm.settings.prior is None:
+        raise ValueError(f"{name}: the saved history is of prior='running', this norm has none: convert with the same")
+    way, shape = part.get("way"), (2, norm.num_features)
+    if way is not None and (not isinstance(way, Tensor) or way.shape != shape or not way.isfinite().all()):
+        raise ValueError(f"{name}: way should be a finite tensor of the shape {shape}")
     return part
 
 

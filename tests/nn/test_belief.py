@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -158,10 +159,10 @@ def test_a_training_goes_on_where_it_was() -> None:
     assert torch.equal(run(first, 9), run(second, 9))
     other = trained()
     crossbn.convert_(other, window=4)
-    with pytest.raises(ValueError, match="this norm has prior=None"):
+    with pytest.raises(ValueError, match="this norm has none"):
         crossbn.load_history_state(other, crossbn.history_state(first))
     state = {name: value for name, value in crossbn.history_state(first).items() if name != "1/way"}
-    with pytest.raises(ValueError, match="this norm has prior='running'"):
+    with pytest.raises(ValueError, match="these have prior='running'"):
         crossbn.load_history_state(first, state)
 
 
@@ -179,16 +180,143 @@ def test_a_checkpointed_step_is_the_same(reentrant: bool) -> None:
         torch.testing.assert_close(buffer, wrapped.get_buffer(name))
 
 
-def test_it_needs_what_it_is_made_of() -> None:
-    for wrong in ({"weights": "equal"}, {"order": 0}, {"decay": 0.5}):
-        with pytest.raises(ValueError, match='prior="running" needs compensation'):
-            crossbn.nn.CrossIterBatchNorm2d(4, prior="running", **wrong)
+def grown(model: nn.Sequential, step: Callable[[int], Any]) -> float:
+    """Return how much the believed variance has grown after 20 steps of weights that grow by 1 %."""
+    norm: Any = model[1]
+    before, norm.momentum = norm.running_var.clone(), 0.0
+    for seed in range(20):
+        step(seed)
+        with torch.no_grad():
+            model[0].weight.mul_(1.01)  # type: ignore[operator]
+    step(20)
+    return float((norm.running_var / before).mean())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_steps_that_are_not_remembered_are_made_up_for_once(compiled: bool) -> None:
+    model = trained(nn.Conv2d(3, 4, 1, stride=2, bias=False))
+
+    def step(seed: int) -> None:
+        x = batch(seed)
+        if 5 < seed < 20:
+            x[:, :, 1, 1] = float("inf")  # at a place that the stride skips
+        model(x)
+
+    with contextlib.nullcontext() if compiled else library.switched_off():
+        assert grown(model, step) == pytest.approx(1.01**40, rel=0.05)  # one step of 15 %, to the first order
+
+
+def test_of_several_streams_one_moves_the_belief() -> None:
+    model = trained()
+
+    def step(seed: int) -> None:
+        model(batch(seed))
+        with crossbn.stream("generated"):
+            model(batch(100 + seed))
+
+    assert grown(model, step) == pytest.approx(1.01**40, rel=0.02)
+
+
+def test_every_call_of_a_forward_is_learnt_from() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            out: Tensor = self.norm(self.conv(a)) + self.norm(self.conv(b))
+            return out
+
+    found = []
+    for first in (1.0, -5.0):
+        torch.manual_seed(0)
+        model = Twice().double()
+        norm: Any = model.norm
+        norm.running_mean.copy_(torch.randn(4))
+        crossbn.convert_(model, window=4, prior="running")
+        for seed in range(20):
+            model(first * batch(seed), batch(100 + seed))
+            with torch.no_grad():
+                model.conv.weight.add_(0.02 * torch.randn(model.conv.weight.shape, dtype=F64))
+        found.append(norm.running_mean)
+    assert float((found[0] - found[1]).abs().min()) > 0.1
+
+
+def test_channels_without_an_operator_fade_with_the_others() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.norm(torch.cat([self.conv(x), x.relu()], 1))
+            return out
+
+    torch.manual_seed(0)
+    model = Beside().double()
+    norm: Any = model.norm
+    norm.running_mean.copy_(torch.randn(7))
+    before = norm.running_mean.clone()
+    crossbn.convert_(model, window=4, prior="running")
+    for seed in range(40):
+        model(batch(seed))
+        with torch.no_grad():
+            model.conv.weight.add_(0.05 * torch.randn(model.conv.weight.shape, dtype=F64))
+    assert float((norm.running_mean - before).abs().min()) > 0.05
+
+
+def test_a_norm_that_began_without_a_belief_stays_without() -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        head = [nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4)]
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), *head).double()
+        norm: Any = model[1]
+        norm.running_mean.copy_(torch.randn(4))
+        with pytest.warns(crossbn.ConversionWarning, match="1 of 2 norms, 4 among them, are new"):
+            crossbn.convert_(model, window=4, prior="running")
+        return model
+
+    first, second = make(), make()
+    for seed in range(6):
+        first(batch(seed))
+    second.load_state_dict(first.state_dict())
+    crossbn.load_history_state(second, crossbn.history_state(first))
+    assert torch.equal(first(batch(9)), second(batch(9)))
+    crossbn.set_window_(first, 6)
+    crossbn.reset_history_(first)
+    believes: list[Any] = [first[1], first[4]]
+    assert [norm.belief is not None for norm in believes] == [True, False]
+
+
+def test_a_look_in_inference_mode_does_no_harm() -> None:
+    model = trained().float()
+    with torch.inference_mode():
+        model(batch(0).float())
+    model(batch(1).float())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"weights": "equal"}, "needs compensation"),
+        ({"order": 0}, "needs compensation"),
+        ({"decay": 0.5}, "needs compensation"),
+        ({"window": 1}, "needs a window above 1, and no burn-in"),
+        ({"burn_in": 3}, "needs a window above 1, and no burn-in"),
+    ],
+)
+def test_it_needs_what_it_is_made_of(wrong: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f'prior="running" {said}'):
+        crossbn.nn.CrossIterBatchNorm2d(4, prior="running", **wrong)
+
+
+def test_without_running_statistics_there_is_nothing_to_believe() -> None:
     assert crossbn.nn.CrossIterBatchNorm2d(4, prior="running", track_running_stats=False).belief is None
 
 
 def test_a_new_norm_believes_nothing_and_one_that_is_loaded_does() -> None:
     model: Any = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).double()
-    with pytest.warns(crossbn.ConversionWarning, match=r'prior="running": 1 of 1 norms, 1 among them, have no running'):
+    with pytest.warns(crossbn.ConversionWarning, match=r'prior="running": 1 of 1 norms, 1 among them, are new'):
         crossbn.convert_(model, window=4, prior="running")
     assert model[1].belief is None
     plain = copy.deepcopy(model)

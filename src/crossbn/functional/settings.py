@@ -78,9 +78,13 @@ class Settings:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well: leave one out')
         if self.compensate_through is not None and self.order != 1:
             raise ValueError(f"compensate_through needs order=1, got order={self.order!r}")
-        if self.prior is not None and (self.weights != "auto" or self.order == 0):
-            told = f"weights={self.weights!r} and order={self.order!r}"
-            raise ValueError(f'prior="running" needs compensation and weights="auto", got {told}')
+        if self.prior is not None:
+            if self.weights != "auto" or self.order == 0:
+                told = f"weights={self.weights!r} and order={self.order!r}"
+                raise ValueError(f'prior="running" needs compensation and weights="auto", got {told}')
+            if self.window == 1 or self.burn_in:
+                told = f"window={self.window} and burn_in={self.burn_in}"
+                raise ValueError(f'prior="running" needs a window above 1, and no burn-in, got {told}')
 
     @property
     def rate(self) -> float:

@@ -106,47 +106,55 @@ class Belief:
 
     @torch.no_grad()
     def join(
-        self,
-        statistics: Sequence[ops.Statistics],
-        running: tuple[Tensor, Tensor, Tensor],
-        eps: float,
-        momentum: float | None,
+        self, statistics: Sequence[ops.Statistics], norm: GuardedBatchNorm, leads: bool
     ) -> tuple[list[ops.Statistics], Callable[[], None]]:
         """Return the statistics of segments with the belief among what they pool, and what moves it for good.
 
-        Nothing has moved until that is called: a step that is not remembered leaves no trace.
+        It is to be called when the step is remembered: what the latest remembered step has moved by is the way from
+        where the belief stands. Of several calls, streams or operators of a norm one `leads`: the others are of the
+        same weights, or of others.
         """
-        dtype, device = statistics[0].mean.dtype, statistics[0].mean.device
-        if self.way.device != device or self.way.dtype != dtype:
-            self.way = self.way.to(device, dtype)
-        before = torch.stack(running[:2]).to(dtype)
-        moved, way = before.clone(), self.way.clone()
-        rate = 1 / (running[2] + 1).to(dtype) if momentum is None else momentum
-        blended, targets, start = [], [], 0
-        for each in statistics:
-            stop = start + len(each.mean)
-            if each.latest is not None:
-                shift, growth, _ = each.latest
-                way[:, start:stop] = C.travelled(way[:, start:stop], shift, growth, before[1, start:stop], eps)
-                moved[0, start:stop] += shift
-                moved[1, start:stop] *= growth.exp()
-            start = stop
-        drift, start = C.drift_of(way), 0
-        for each in statistics:
-            stop = start + len(each.mean)
-            belief = moved[0, start:stop], moved[1, start:stop]
-            beta = C.belief_weight(drift, 0.0 if each.latest is None else each.latest.noise, each.share)
-            mean, var, share, dependence = C.blend(each.mean, each.var, each.share, each.dependence, belief, beta)
-            target = torch.stack([each.mean, each.var * each.bessel])
-            targets.append(torch.lerp(moved[:, start:stop], target, (rate * (1 - beta)).to(dtype)))
-            blended.append(each.replaced(mean, var, share, dependence))
-            start = stop
-        finite = ops.joined(statistics).finite
-        return blended, partial(self._move, torch.cat(targets, 1), way, running, finite)
+        running, vectors = norm._running, [each.mean for each in statistics]
+        assert running is not None
+        like = vectors[0]
+        way, before = self.way.to(like), torch.stack(running[:2]).to(like)
+        step = torch.cat([_step_of(each, leads) for each in statistics], 1)
+        way = C.travelled(way, step[0], step[1], before[1], norm.eps)
+        moved = before[0] + step[0], before[1] * step[1].exp()
+        drift, noises = C.drift_of(way), [each.latest.noise for each in statistics if each.latest is not None]
+        sizes = [len(vector) for vector in vectors]
+        blended, rates, targets = [], [], []
+        for each, belief in zip(statistics, zip(*(part.split(sizes) for part in moved), strict=True), strict=True):
+            # What remembers nothing has no noise of its own to tell; that of its neighbours will do.
+            noise = each.latest.noise if each.latest is not None else noises[0] if noises else 0.0
+            beta = C.belief_weight(drift, noise, each.share)
+            targets.append(torch.stack([each.mean, each.var * each.bessel]))
+            rates.append((1 - beta).expand_as(each.mean))
+            blended.append(each.replaced(*C.blend(each.mean, each.var, each.share, each.dependence, belief, beta)))
+        told = step, torch.cat(targets, 1), torch.cat(rates), way if leads else None, ops.joined(statistics).finite
+        return blended, partial(self._move, norm, *told)
 
-    def _move(self, target: Tensor, way: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag) -> None:
-        own = running[0].dtype
-        ops.take_over(target[0].to(own), target[1].to(own), running, finite)
-        self.way.copy_(
-            way if finite is True else torch.where(torch.as_tensor(finite, device=way.device), way, self.way)
-        )
+    def _move(
+        self, norm: GuardedBatchNorm, step: Tensor, target: Tensor, rate: Tensor, way: Tensor | None, finite: C.Flag
+    ) -> None:
+        """Let the running statistics as they are now go with the weights, then towards those of the window."""
+        running = norm._running
+        assert running is not None
+        momentum = 1 / (running[2] + 1).to(rate) if norm.momentum is None else norm.momentum
+        before = torch.stack(running[:2]).to(target)
+        moved = torch.stack([before[0] + step[0], before[1] * step[1].exp()])
+        mean, var = torch.lerp(moved, target, rate * momentum).to(running[0].dtype)
+        ops.take_over(mean, var, running, finite)
+        if way is None:
+            return
+        way = way if finite is True else torch.where(torch.as_tensor(finite, device=way.device), way, self.way.to(way))
+        if self.way.device == way.device and self.way.dtype == way.dtype:
+            self.way.copy_(way)
+        else:
+            self.way = way
+
+
+def _step_of(statistics: ops.Statistics, leads: bool) -> Tensor:
+    """Return shift and growth [2, C] of the latest remembered step; 0 if there is none, or another call leads."""
+    latest = statistics.latest if leads else None
+    return torch.zeros_like(statistics.mean).expand(2, -1) if latest is None else torch.stack(latest[:2])

@@ -60,7 +60,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     """Training forwards of burn-in that are over."""
     feeds: Feeds
     belief: Belief | None
-    """With a prior only."""
+    """With a prior, if the running statistics were of a training when it was given."""
     plain_reason: str | None
     """Why the norm was BatchNorm at its latest plain step."""
     torch_type: type[BatchNormBase] = nn.SyncBatchNorm
@@ -100,6 +100,12 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         running = self._running if self.settings.prior is not None else None
         is_trained = running is not None and has_seen_something(*running[:2])
         self.belief = Belief(self.num_features, self.feeds.like()) if is_trained else None
+
+    def set_way_(self, way: Tensor | None) -> None:
+        """Let the belief be as far from the checkpoint as a saved one; None for a norm that began without."""
+        self.belief = None if way is None else Belief(self.num_features, self.feeds.like())
+        if self.belief is not None and way is not None:
+            self.belief.way.copy_(way)
 
     def _become_plain_(self) -> None:
         """Be the norm again that this one stands for."""
@@ -193,15 +199,26 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         if remember and self.settings.burn_in:
             self._count_burn_in()
         statistics = [outcome.statistics for outcome in outcomes]
-        if (running := self._running) is not None and self.belief is not None:
-            own = [
-                found if each.segment.readers < 2 else found.unpacked()
-                for found, each in zip(statistics, inputs, strict=True)
-            ]
-            statistics, move = self.belief.join(own, running, self.eps, self.momentum)
+        if self._believes(inputs):
+            statistics, move = self._join(statistics, inputs)
             if remember:
                 move()
         return self._normalize(x, inputs, statistics)
+
+    def _believes(self, inputs: list[SegmentInput]) -> bool:
+        """Tell whether the norm has a belief, and an operator whose weights move it."""
+        return self.belief is not None and any(each.segment.operators for each in inputs)
+
+    def _join(
+        self, statistics: list[ops.Statistics], inputs: list[SegmentInput]
+    ) -> tuple[list[ops.Statistics], Callable[[], None]]:
+        assert self.belief is not None
+        segments = [each.segment for each in inputs]
+        pairs = zip(statistics, segments, strict=True)
+        own = [found if segment.readers < 2 else found.unpacked() for found, segment in pairs]
+        main = self.feeds.main
+        leads = len(main) == len(segments) and all(a is b for a, b in zip(main, segments, strict=True))
+        return self.belief.join(own, self, leads)
 
     def _repeat(self, x: Tensor, record: Record) -> Tensor:
         """Do again what an earlier forward did."""
@@ -234,13 +251,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             inputs = [SegmentInput(alone, (), False)]
             outcomes = self._outcomes(x.detach(), inputs, False, pooling)
         statistics = [outcome.statistics for outcome in outcomes]
-        if (running := self._running) is not None and self.belief is not None:
-            own = [
-                found if each.segment.readers < 2 else found.unpacked()
-                for found, each in zip(statistics, inputs, strict=True)
-            ]
-            statistics, move = self.belief.join(own, running, self.eps, self.momentum)
-            if training:
+        if self._believes(inputs):
+            statistics, move = self._join(statistics, inputs)
+            pairs = zip(outcomes, [each.segment for each in inputs], strict=True)
+            # What is shared, another norm remembers; some channels remember nothing.
+            if training and all(o.commit is not None or s.readers > 1 or s.window == 1 for o, s in pairs):
                 at_end_of_forward(move)
         y = self._normalize(x, inputs, statistics, outcomes[0].output)
         for outcome in outcomes:
@@ -319,7 +334,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
             context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
             y = normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
-        if output is None and not again and self.belief is None:  # a step that has made the output has moved them
+        if output is None and not again and not self._believes(inputs):  # a step that has made it has moved them
             self._move_running(joint)
         return y
 
@@ -334,35 +349,40 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def reset_history_(self) -> None:
         """Forget the remembered steps and the progress of burn-in."""
         self.burnt.zero_()
-        self._forget()
-
-    def _forget(self) -> None:
         self.feeds.forget()
-        self._make_belief()
+        if self.belief is not None:
+            self._make_belief()
 
     def reset_running_stats(self) -> None:
         """Reset running statistics, as BatchNorm does, and forget the remembered steps."""
         super().reset_running_stats()
         if hasattr(self, "feeds"):  # called by the constructor as well
-            self._forget()
+            self.feeds.forget()
+            self._make_belief()
 
     def configure_(self, settings: Settings) -> None:
         """Change the settings; remembered steps are kept as far as they fit."""
-        self.settings = settings
+        self._set(settings)
         for segment in self.feeds.segments():
             segment.configure_(settings)
-        if self.belief is None or settings.prior is None:
+
+    def _set(self, settings: Settings) -> None:
+        before, self.settings = self.settings, settings
+        if before.prior != settings.prior:
             self._make_belief()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossIterBatchNorm:
         super()._apply(fn, recurse)
         for segment in self.feeds.segments():
             segment.history.apply_(fn)
+        if self.belief is not None and (like := fn(self.belief.way.new_empty(1))).is_floating_point():
+            self.belief.way = self.belief.way.to(like.device, C.accumulation_dtype(like.dtype))
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._forget()
+        self.feeds.forget()
+        self._make_belief()
 
     def _replicate_for_data_parallel(self) -> CrossIterBatchNorm:
         """Return a replica whose history is that of its device, and stays with this norm from step to step."""

@@ -87,15 +87,18 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     if settings.backward == "through" and storage is not None and back is not None and len(moved[0]) > 0:
         dependence = _dependence(today, bias, back, pooled, storage)
     # Pooled moments may overflow where today's do not: then the past has to go by for them to be finite again.
-    commit = None if row is None or accept is False else partial(past.write_, row, accept & sound)
+    keep = accept & sound
+    commit = None if row is None or keep is False else partial(past.write_, row, keep)
     counted = _counted(today, kept, pooled, step_weights is None and settings.invalid == "max")
     bessel, has_variance = _bessel(counted)
     finite = today.finite & C.all_finite(pooled.var)  # large but finite moments may add up to infinity
     latest = None
-    if settings.prior is not None and today.terms is not None and len(moved[0]) > 0:
-        slot = past.slots_by_age(len(moved[0]))[:1]
-        shift, slope, var = (each.index_select(0, slot)[0] for each in (*today.terms[:2], kept["var"]))
-        latest = C.Latest(shift, C.growth_of(slope, var), noise)
+    if settings.prior is not None and len(moved[0]) > 0:
+        latest = C.Latest(torch.zeros_like(mean), torch.zeros_like(mean), noise)
+        if today.terms is not None:
+            slot = past.slots_by_age(len(moved[0]))[:1]
+            shift, slope, before = (each.index_select(0, slot)[0] for each in (*today.terms[:2], kept["var"]))
+            latest = C.Latest(shift, C.growth_of(slope, before), noise)
     rest = dependence, bessel, has_variance, today.positions, finite, latest
     return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
 

@@ -144,8 +144,7 @@ class Statistics:
 
     def unpacked(self) -> Statistics:
         """Return the same as several tensors, for a norm that is to change what it shares with others."""
-        found = self.replaced if not isinstance(self, PackedStatistics) else super(PackedStatistics, self).replaced
-        same = found(self.mean, self.var, self.share, self.dependence)
+        same = Statistics.replaced(self, self.mean, self.var, self.share, self.dependence)
         same.latest = self.latest
         return same
 
