@@ -24,7 +24,9 @@ RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 PRIOR = "CBN, prior"
 NORMS = ("frozen BN", "BN", "BN, momentum 0.1", "CBN", PRIOR)
 MEASURES: tuple[Measure, ...] = tuple(Measure(name, f"{name}, %", ".1f") for name in NORMS)
-CHOSEN: Mapping[str, Mapping[str, float]] = {}
+CHOSEN: Mapping[str, Mapping[str, float]] = {
+    "CIFAR-10": {"frozen BN": 0.001, "BN": 0.1, "BN, momentum 0.1": 0.1, "CBN": 0.03, PRIOR: 0.003},
+}
 """The rate of each norm on each data set, from validation images."""
 _SETTINGS: dict[str, Any] = {
     **{"model": "efficientnet_lite0", "image_size": 96, "train_images": 1000, "test_images": 2000},
