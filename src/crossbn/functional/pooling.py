@@ -35,8 +35,9 @@ LARGEST_RATIO = 4.0
 """Of the believed variance to that of the window, in gradients: channels that are silent in a few images would have
 any."""
 
-
 _LEAST_PAST = 0.01
+"""Of the weights of remembered steps together, to follow them."""
+
 _NO_NOISE = 1e-30
 """That is 0, as far as noise is concerned: too few steps to see any."""
 

@@ -105,12 +105,10 @@ class Belief:
         self.way = torch.zeros(2, channels, dtype=C.accumulation_dtype(like.dtype), device=like.device)
 
     @torch.no_grad()
-    def join(
-        self, statistics: Sequence[ops.Statistics], norm: GuardedBatchNorm, leads: bool
-    ) -> tuple[list[ops.Statistics], Callable[[], None]]:
-        """Return the statistics of segments with the belief among what they pool, and what moves it for good.
+    def join_(self, statistics: Sequence[ops.Statistics], norm: GuardedBatchNorm, leads: bool) -> Callable[[], None]:
+        """Let the belief be among what the statistics of segments pool; return what moves it for good.
 
-        It is to be called when the step is remembered: what the latest remembered step has moved by is the way from
+        That is to be called when the step is remembered: what the latest remembered step has moved by is the way from
         where the belief stands. Of several calls, streams or operators of a norm one `leads`: the others are of the
         same weights, or of others.
         """
@@ -123,16 +121,16 @@ class Belief:
         moved = before[0] + step[0], before[1] * step[1].exp()
         drift, noises = C.drift_of(way), [each.latest.noise for each in statistics if each.latest is not None]
         sizes = [len(vector) for vector in vectors]
-        blended, rates, targets = [], [], []
+        rates, targets = [], []
         for each, belief in zip(statistics, zip(*(part.split(sizes) for part in moved), strict=True), strict=True):
             # What remembers nothing has no noise of its own to tell; that of its neighbours will do.
             noise = each.latest.noise if each.latest is not None else noises[0] if noises else 0.0
             beta = C.belief_weight(drift, noise, each.share)
             targets.append(torch.stack([each.mean, each.var * each.bessel]))
             rates.append((1 - beta).expand_as(each.mean))
-            blended.append(each.replaced(*C.blend(each.mean, each.var, each.share, each.dependence, belief, beta)))
+            each.replace_(*C.blend(each.mean, each.var, each.share, each.dependence, belief, beta))
         told = step, torch.cat(targets, 1), torch.cat(rates), way if leads else None, ops.joined(statistics).finite
-        return blended, partial(self._move, norm, *told)
+        return partial(self._move, norm, *told)
 
     def _move(
         self, norm: GuardedBatchNorm, step: Tensor, target: Tensor, rate: Tensor, way: Tensor | None, finite: C.Flag

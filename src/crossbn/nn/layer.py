@@ -218,7 +218,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         own = [found if segment.readers < 2 else found.unpacked() for found, segment in pairs]
         main = self.feeds.main
         leads = len(main) == len(segments) and all(a is b for a, b in zip(main, segments, strict=True))
-        return self.belief.join(own, self, leads)
+        return own, self.belief.join_(own, self, leads)
 
     def _repeat(self, x: Tensor, record: Record) -> Tensor:
         """Do again what an earlier forward did."""

@@ -138,15 +138,14 @@ class Statistics:
         """Where in memory they are: the same for norms that share them."""
         return self.derivative.jacobians[0].var_coefficient.data_ptr()
 
-    def replaced(self, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None) -> Statistics:
-        """Return others of the same step."""
-        return Statistics(mean, var, share, dependence, self.bessel, self.has_variance, self.positions, self.finite)
+    def replace_(self, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None) -> None:
+        """Let these be others of the same step."""
+        self.mean, self.var, self.share, self.dependence = mean, var, share, dependence
 
     def unpacked(self) -> Statistics:
-        """Return the same as several tensors, for a norm that is to change what it shares with others."""
-        same = Statistics.replaced(self, self.mean, self.var, self.share, self.dependence)
-        same.latest = self.latest
-        return same
+        """Return the same as an object and tensors of its own, for a norm that is to change what it shares."""
+        own = self.mean, self.var, self.share, self.dependence, self.bessel, self.has_variance
+        return Statistics(*own, self.positions, self.finite, self.latest)
 
 
 Shapes = Sequence[tuple[int, ...] | None]
@@ -241,13 +240,12 @@ class PackedStatistics(Statistics):
         """Where in memory they are."""
         return self.packed.data_ptr()
 
-    def replaced(self, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None) -> Statistics:
+    def replace_(self, mean: Tensor, var: Tensor, share: Tensor, dependence: C.Dependence | None) -> None:
         """Let these be others of the same step, in the same tensor."""
         for i, tensor in enumerate([mean, var, share, *([] if dependence is None else dependence.tensors())]):
             place = self.layout.part(self.packed, i)
             if place is not None and tensor is not None and tensor.data_ptr() != place.data_ptr():
                 place.copy_(tensor)
-        return self
 
 
 def joined(statistics: Sequence[Statistics]) -> Statistics:
