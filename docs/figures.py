@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from crossbn import convert_
 from crossbn import functional as C
-from crossbn.experiments.digits import load_digits
-from crossbn.report.figure import COLOURS
+from crossbn.lab.experiments.digits import load_digits
+from crossbn.lab.report.figure import COLOURS
 
 HERE = Path(__file__).parent
 BATCH_SIZE, WINDOW, MOMENTUM, IMAGES = 2, 8, 0.9, 500

@@ -11,36 +11,47 @@ import crossbn
 
 ROOT = Path(crossbn.__file__).parent
 LEVELS = [
-    {"torch_internals", "schedules", "records", "compat", "messages"},
+    {"torch_internals", "schedules", "compat", "messages"},
     {"functional"},
     {"ops"},
     {"pairing"},
     {"nn"},
     {"conversion_report"},
-    {"convert", "swap", "history_state", "fold", "recalibrate", "cost", "analysis", "datasets"},
-    {"integrations", "recipes"},
-    {"experiments"},
-    {"report"},
+    {"convert", "swap", "history_state", "fold", "recalibrate"},
+    {"integrations"},
+    {"lab.records"},
+    {"lab.cost", "lab.fidelity", "lab.data"},
+    {"lab.recipes"},
+    {"lab.experiments"},
+    {"lab.report"},
     {"cli"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
-MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+MODULES = sorted(
+    path for path in ROOT.rglob("*.py") if path.parent not in (ROOT, ROOT / "lab") or path.stem != "__init__"
+)
+
+
+def part(names: list[str]) -> str:
+    """The part of crossbn that a module belongs to: the laboratory has parts of its own."""
+    return ".".join(names[: 2 if names[0] == "lab" else 1])
 
 
 def imported(path: Path) -> set[str]:
     """Names of the parts of crossbn that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "crossbn":
-            parts = node.module.split(".")[1:]
-            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module in ("crossbn", "crossbn.lab"):
+            found |= {part([*node.module.split(".")[1:], alias.name]) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("crossbn."):
+            found.add(part(node.module.split(".")[1:]))
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("crossbn.")}
+            found |= {part(alias.name.split(".")[1:]) for alias in node.names if alias.name.startswith("crossbn.")}
     return {name for name in found if not name.startswith("__")}
 
 
 def part_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return part(list(path.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

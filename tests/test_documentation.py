@@ -13,9 +13,7 @@ from torch import nn
 import crossbn
 
 MODULES = [
-    info.name
-    for info in pkgutil.walk_packages(crossbn.__path__, "crossbn.")
-    if info.name.split(".")[1] not in ("cli", "report", "experiments")
+    info.name for info in pkgutil.walk_packages(crossbn.__path__, "crossbn.") if info.name.split(".")[1] != "cli"
 ]
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from crossbn.cli import make_app
 from crossbn.cli.batches import NAMES, Wish, find_batches
-from crossbn.datasets import DATASETS, FOLDER_VARIABLE, load_pictures
-from crossbn.datasets.store import write_store
-from tests.datasets.tiny import PICTURE_NAMES, make_parts, shrink
+from crossbn.lab.data import DATASETS, FOLDER_VARIABLE, load_pictures
+from crossbn.lab.data.store import write_store
+from tests.lab.data.tiny import PICTURE_NAMES, make_parts, shrink
 
 WISH = Wish(batch_size=5, channels=3, size=32, seed=0)
 

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 import crossbn.cli.cost as verb
 from crossbn.cli import extras, make_app
-from crossbn.cost import Case, CaseError, CostRecord, append_records, read_records
-from tests.cost.handmade import case, records
+from crossbn.lab.cost import Case, CaseError, CostRecord, append_records, read_records
+from tests.lab.cost.handmade import case, records
 
-TINY = ("cost", "--model", "tests.cost.handmade:tiny_network", "--threads", "1", "--device", "cpu", "--rounds", "6")
+TINY = ("cost", "--model", "tests.lab.cost.handmade:tiny_network", "--threads", "1", "--device", "cpu", "--rounds", "6")
 
 
 class Answer(NamedTuple):
@@ -54,7 +54,7 @@ def test_really_measured(tmp_path: Path) -> None:
         assert "commit" in text
     assert not (tmp_path / "growth.png").exists()
     line = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])
-    assert line["model"] == "tests.cost.handmade:tiny_network"
+    assert line["model"] == "tests.lab.cost.handmade:tiny_network"
 
 
 def test_lists_make_a_sweep_and_a_picture(tmp_path: Path, asked: list[Case]) -> None:

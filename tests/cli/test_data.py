@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import crossbn.cli.data as verb
 from crossbn.cli import extras, make_app
-from crossbn.datasets import DATASETS, FOLDER_VARIABLE, Source
-from crossbn.datasets.store import write_store
-from tests.datasets.tiny import PICTURE_NAMES, make_parts, shrink, write_idx
+from crossbn.lab.data import DATASETS, FOLDER_VARIABLE, Source
+from crossbn.lab.data.store import write_store
+from tests.lab.data.tiny import PICTURE_NAMES, make_parts, shrink, write_idx
 
 
 class Answer(NamedTuple):

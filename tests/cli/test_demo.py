@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import crossbn.cli.demo as verb
 from crossbn.cli import extras, main, make_app
-from crossbn.experiments.records import Record, append_record, read_records
-from tests.experiments.handmade import record, run
+from crossbn.lab.experiments.records import Record, append_record, read_records
+from tests.lab.experiments.handmade import record, run
 
 TINY = ("--epochs", "1", "--train-images", "32", "--batch-size", "4")
 

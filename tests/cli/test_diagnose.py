@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import crossbn.cli.diagnose as verb
-from crossbn.analysis.fidelity_records import read_records
 from crossbn.cli import extras, make_app
 from crossbn.cli.batches import Batch, Wish, find_batches
 from crossbn.conversion_report import ConversionReport
 from crossbn.convert import convert_
+from crossbn.lab.fidelity.fidelity_records import read_records
 from crossbn.nn import CrossIterBatchNorm, Settings
 
 TINY = ("diagnose", "--model", "tests.cli.test_diagnose:tiny", "--image-size", "8", "--channels", "1")

@@ -4,7 +4,7 @@ import pytest
 
 from crossbn.cli import folding
 from crossbn.cli.folding import fold, fold_names
-from crossbn.report.table import Table
+from crossbn.lab.report.table import Table
 
 LONG = "features.denseblock3.denselayer12.norm1[0:64]"
 

@@ -5,10 +5,10 @@ import pytest
 from typer.testing import CliRunner
 
 from crossbn.cli import extras, make_app
-from crossbn.experiments.registry import EXPERIMENTS
-from tests.experiments import pretended
-from tests.report import on_disk
-from tests.report.reader import Reader
+from crossbn.lab.experiments.registry import EXPERIMENTS
+from tests.lab.experiments import pretended
+from tests.lab.report import on_disk
+from tests.lab.report.reader import Reader
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from crossbn.cli import extras, make_app
-from crossbn.datasets import FOLDER_VARIABLE
-from crossbn.experiments import runner
-from crossbn.experiments.registry import EXPERIMENTS
-from crossbn.experiments.tasks import News, Task, read_results
-from tests.experiments import pretended
+from crossbn.lab.data import FOLDER_VARIABLE
+from crossbn.lab.experiments import runner
+from crossbn.lab.experiments.registry import EXPERIMENTS
+from crossbn.lab.experiments.tasks import News, Task, read_results
+from tests.lab.experiments import pretended
 
 
 class Answer(NamedTuple):

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 
-from crossbn.analysis.batches import BatchError, Call, count_examples
 from crossbn.cli.extras import require
 from crossbn.cli.mistakes import MistakeError
 from crossbn.cli.named import find_function
-from crossbn.datasets import DATASETS, imagenet_folder, load_pictures
+from crossbn.lab.data import DATASETS, imagenet_folder, load_pictures
+from crossbn.lab.fidelity.batches import BatchError, Call, count_examples
 
 RANDOM = "random"
 NAMES = (*(name for name in DATASETS if name != "imagenet"), "imagenet", RANDOM)
@@ -86,7 +86,7 @@ def _noise(wish: Wish) -> Iterator[Batch]:
 
 def _pictures(name: str, wish: Wish) -> Iterator[Batch]:
     """Return batches of a data set that fits into memory, mean and variance of each channel about 0 and 1."""
-    from crossbn.recipes.classification.images import Scaling
+    from crossbn.lab.recipes.classification.images import Scaling
 
     if name == "digits":
         require("sklearn")
@@ -107,8 +107,8 @@ def _pictures(name: str, wish: Wish) -> Iterator[Batch]:
 def _imagenet(wish: Wish) -> Iterator[Batch]:
     """Return batches of ImageNet's images, the shorter side resized and the centre taken, read as they are needed."""
     require("torchvision", extra="vision")
-    from crossbn.recipes.classification.folders import FolderImages
-    from crossbn.recipes.classification.order import Draw
+    from crossbn.lab.recipes.classification.folders import FolderImages
+    from crossbn.lab.recipes.classification.order import Draw
 
     files = FolderImages(imagenet_folder(train=True, folder=wish.folder), wish.size, augment=False)
 

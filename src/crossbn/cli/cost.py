@@ -13,13 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables, print_texts
-from crossbn.cost import Case, CaseError, CostRecord, Precision, append_records, measure, read_records
-from crossbn.cost.models import find_model
-from crossbn.cost.suites import SUITES, Goal, make_suite
-from crossbn.cost.sweep import Growth, distinct, sweep
-from crossbn.records import RecordError
-from crossbn.report.cost_table import caption, case_table, suite_table
-from crossbn.report.table import Table
+from crossbn.lab.cost import Case, CaseError, CostRecord, Precision, append_records, measure, read_records
+from crossbn.lab.cost.models import find_model
+from crossbn.lab.cost.suites import SUITES, Goal, make_suite
+from crossbn.lab.cost.sweep import Growth, distinct, sweep
+from crossbn.lab.records import RecordError
+from crossbn.lab.report.cost_table import caption, case_table, suite_table
+from crossbn.lab.report.table import Table
 from crossbn.schedules import window_for
 
 _MODEL = "resnet18"
@@ -199,8 +199,8 @@ def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growt
     text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
     (output / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if growth:
-        from crossbn.report.cost_figure import plot_growth  # matplotlib is slow to import
-        from crossbn.report.figure import save_png
+        from crossbn.lab.report.cost_figure import plot_growth  # matplotlib is slow to import
+        from crossbn.lab.report.figure import save_png
 
         save_png(plot_growth(growth, records), output / "growth.png")
 

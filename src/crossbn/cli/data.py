@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables, print_texts
-from crossbn.datasets import DATASETS, FOLDER_VARIABLE, DataError, DataSet, cache_folder, data_folder, imagenet_folder
-from crossbn.datasets.digits import digit_pictures
-from crossbn.datasets.download import Watch
-from crossbn.datasets.loading import find_pictures, get_pictures
-from crossbn.report.table import Table
+from crossbn.lab.data import DATASETS, FOLDER_VARIABLE, DataError, DataSet, cache_folder, data_folder, imagenet_folder
+from crossbn.lab.data.digits import digit_pictures
+from crossbn.lab.data.download import Watch
+from crossbn.lab.data.loading import find_pictures, get_pictures
+from crossbn.lab.report.table import Table
 
 _COLUMNS = ("name", "images", "classes", "found", "source")
 

@@ -10,15 +10,15 @@ import typer
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.cli.progress import follow
-from crossbn.experiments.cores import usable_cores
-from crossbn.experiments.demo import configs, findings, rows
-from crossbn.experiments.digits import TRAIN_IMAGES
-from crossbn.experiments.records import Record, Run, append_record, read_records
-from crossbn.experiments.rows import Row
-from crossbn.experiments.training import train
-from crossbn.experiments.workers import WorkerError, run_all
-from crossbn.records import RecordError
-from crossbn.report.demo_table import COLUMNS, caption, demo_table
+from crossbn.lab.experiments.cores import usable_cores
+from crossbn.lab.experiments.demo import configs, findings, rows
+from crossbn.lab.experiments.digits import TRAIN_IMAGES
+from crossbn.lab.experiments.records import Record, Run, append_record, read_records
+from crossbn.lab.experiments.rows import Row
+from crossbn.lab.experiments.training import train
+from crossbn.lab.experiments.workers import WorkerError, run_all
+from crossbn.lab.records import RecordError
+from crossbn.lab.report.demo_table import COLUMNS, caption, demo_table
 
 
 def demo(
@@ -81,10 +81,10 @@ def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
 
 
 def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> Path:
-    from crossbn.report.demo_figure import plot_curves  # matplotlib is slow to import
-    from crossbn.report.demo_section import demo_section
-    from crossbn.report.figure import save_png
-    from crossbn.report.page import Page
+    from crossbn.lab.report.demo_figure import plot_curves  # matplotlib is slow to import
+    from crossbn.lab.report.demo_section import demo_section
+    from crossbn.lab.report.figure import save_png
+    from crossbn.lab.report.page import Page
 
     save_png(plot_curves(table), out / "curves.png")
     section = demo_section(records, out, "records.jsonl")

@@ -12,10 +12,6 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from crossbn.analysis import FidelityProbe, FidelityRecord
-from crossbn.analysis.batches import Call, count_examples
-from crossbn.analysis.fidelity_records import append_records
-from crossbn.analysis.undisturbed import undisturbed
 from crossbn.cli.batches import NAMES, Batch, Wish, find_batches
 from crossbn.cli.extras import require
 from crossbn.cli.folding import fold_names
@@ -24,11 +20,15 @@ from crossbn.cli.mistakes import MistakeError
 from crossbn.cli.named import find_function
 from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.convert import convert_
-from crossbn.cost import surroundings
-from crossbn.cost.models import Build, find_model
-from crossbn.datasets import FOLDER_VARIABLE, DataError
-from crossbn.report.fidelity_table import COLUMNS, advice, caption, fidelity_tables
-from crossbn.report.table import Table
+from crossbn.lab.cost import surroundings
+from crossbn.lab.cost.models import Build, find_model
+from crossbn.lab.data import FOLDER_VARIABLE, DataError
+from crossbn.lab.fidelity import FidelityProbe, FidelityRecord
+from crossbn.lab.fidelity.batches import Call, count_examples
+from crossbn.lab.fidelity.fidelity_records import append_records
+from crossbn.lab.fidelity.undisturbed import undisturbed
+from crossbn.lab.report.fidelity_table import COLUMNS, advice, caption, fidelity_tables
+from crossbn.lab.report.table import Table
 from crossbn.schedules import window_for
 
 _OWN = "not of data of your own"
@@ -172,8 +172,8 @@ def _train(
 
 
 def _write(tables: Sequence[Table], sentence: str, text: str, records: Sequence[FidelityRecord], output: Path) -> None:
-    from crossbn.report.fidelity_figure import plot_fidelity  # matplotlib is slow to import
-    from crossbn.report.figure import save_png
+    from crossbn.lab.report.fidelity_figure import plot_fidelity  # matplotlib is slow to import
+    from crossbn.lab.report.figure import save_png
 
     page = "\n\n".join([sentence, *(table.markdown() for table in tables), text])
     (output / "table.md").write_text(f"{page}\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import re
 
-from crossbn.report.table import Table
+from crossbn.lab.report.table import Table
 
 _NARROWEST = 12  # letters of a name on a line
 _FRAME = 3  # letters of a column beside its content

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as Shown
 
-from crossbn.report.table import Table
+from crossbn.lab.report.table import Table
 
 
 def print_tables(

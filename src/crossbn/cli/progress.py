@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from crossbn.experiments.records import Point, Record, Run
+from crossbn.lab.experiments.records import Point, Record, Run
 
 
 def follow(events: Iterable[tuple[Run, Point | Record]], runs: Sequence[Run]) -> Iterator[Record]:

@@ -7,7 +7,7 @@ import typer
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail
-from crossbn.records import RecordError
+from crossbn.lab.records import RecordError
 
 
 def report(
@@ -24,7 +24,7 @@ def report(
     left out.
     """
     require("matplotlib")
-    from crossbn.report.folder import make_page  # matplotlib is slow to import
+    from crossbn.lab.report.folder import make_page  # matplotlib is slow to import
 
     path = output or folder / "report.html"
     try:

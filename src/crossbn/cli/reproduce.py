@@ -12,17 +12,17 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail, print_tables
-from crossbn.datasets import FOLDER_VARIABLE
-from crossbn.experiments import runner
-from crossbn.experiments.estimates import in_words
-from crossbn.experiments.experiment import Experiment, Scale, UnavailableError
-from crossbn.experiments.registry import EXPERIMENTS, scales_of
-from crossbn.experiments.tasks import Result, Task
-from crossbn.experiments.workers import WorkerError
-from crossbn.records import RecordError
-from crossbn.report.comparison import comparison_table, surroundings
-from crossbn.report.context import in_text
-from crossbn.report.table import Table
+from crossbn.lab.data import FOLDER_VARIABLE
+from crossbn.lab.experiments import runner
+from crossbn.lab.experiments.estimates import in_words
+from crossbn.lab.experiments.experiment import Experiment, Scale, UnavailableError
+from crossbn.lab.experiments.registry import EXPERIMENTS, scales_of
+from crossbn.lab.experiments.tasks import Result, Task
+from crossbn.lab.experiments.workers import WorkerError
+from crossbn.lab.records import RecordError
+from crossbn.lab.report.comparison import comparison_table, surroundings
+from crossbn.lab.report.context import in_text
+from crossbn.lab.report.table import Table
 
 _COLUMNS = 7  # that fit a terminal
 _WORDS = {"looks": "measurements", "probes": "random projections"}  # in place of a setting's name
@@ -144,8 +144,8 @@ def _label(task: Task) -> str:
 
 
 def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Progress) -> Table:
-    from crossbn.report.experiment_figures import FIGURES  # matplotlib is slow to import
-    from crossbn.report.figure import save_png
+    from crossbn.lab.report.experiment_figures import FIGURES  # matplotlib is slow to import
+    from crossbn.lab.report.figure import save_png
 
     results, written = progress.results, progress.path.with_name(f"{name}-{scale.value}.jsonl")
     title = f"{experiment.TITLE} ({scale.value} scale)"

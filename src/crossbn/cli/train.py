@@ -13,12 +13,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail
-from crossbn.datasets import DATASETS, FOLDER_VARIABLE, DataError
+from crossbn.lab.data import DATASETS, FOLDER_VARIABLE, DataError
+from crossbn.lab.recipes.classification import Machine, OtherRunError, Outcome, Point, Recipe, RecipeError
+from crossbn.lab.recipes.classification import Progress as News
+from crossbn.lab.recipes.classification import train as train_classifier
+from crossbn.lab.recipes.classification.networks import check_model
 from crossbn.nn import NORMS
-from crossbn.recipes.classification import Machine, OtherRunError, Outcome, Point, Recipe, RecipeError
-from crossbn.recipes.classification import Progress as News
-from crossbn.recipes.classification import train as train_classifier
-from crossbn.recipes.classification.networks import check_model
 
 train = typer.Typer(no_args_is_help=True, help="Train a network.", rich_markup_mode=None)
 train.callback()(lambda: None)  # with a callback, a single verb stays a verb
@@ -139,7 +139,7 @@ def _parse(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
 
 
 def _carry_out(recipe: Recipe, machine: Machine, output: Path, fresh: bool) -> Outcome:
-    from crossbn.recipes.classification.trainer import Files  # it imports the engine, which takes seconds
+    from crossbn.lab.recipes.classification.trainer import Files  # it imports the engine, which takes seconds
 
     if not _is_first():
         return train_classifier(recipe, output, machine=machine, fresh=fresh)

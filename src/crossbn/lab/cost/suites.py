@@ -1,0 +1,81 @@
+"""Cases that stand for many, with what they should come to."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossbn.lab.cost.cases import Case
+from crossbn.lab.cost.records import CostRecord
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """CBN relative to BN; None where there is nothing to say.
+
+    Attributes:
+        train: time of a training step with the window full.
+        burn_in: time of a step before the window opens.
+        eval: time of inference.
+        folded: the same with the norms folded away.
+        history: what is remembered, relative to the weights of the operators that feed the norms.
+        peak: memory in use at the height of a training step.
+    """
+
+    train: float | None = None
+    burn_in: float | None = None
+    eval: float | None = None
+    folded: float | None = None
+    history: float | None = None
+    peak: float | None = None
+
+    @classmethod
+    def of(cls, cbn: CostRecord, bn: CostRecord) -> "Ratios":
+        """Return the ratios that two records of the same case come to."""
+        times = {name: timing.ratio for name, timing in cbn.timings.items()}
+        history = cbn.history_bytes / cbn.paired_weight_bytes if cbn.paired_weight_bytes else None
+        return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A case and the ratios to stay within."""
+
+    case: Case
+    target: Ratios
+
+
+# model, image size, batch size, window, time of a training step
+_TARGETS = (
+    ("resnet18", 224, 4, 4, 1.10),
+    ("resnet50", 224, 4, 4, 1.10),
+    ("resnet18", 224, 2, 8, 1.20),
+    ("resnet18", 112, 4, 4, 1.20),
+    ("mobilenet_v2", 224, 4, 4, 1.15),
+    ("densenet121", 224, 4, 4, 1.25),
+)
+SUITES = ("targets",)
+
+
+def make_suite(name: str, **settings: Any) -> list[Goal]:
+    """Return the cases of a suite with their targets.
+
+    Args:
+        name: one of `SUITES`.
+        settings: of each case, as `Case` takes them.
+
+    Raises:
+        ValueError: if there is no such suite.
+
+    Example:
+        >>> str(make_suite("targets")[0].case)
+        'resnet18, input 3x224x224, batch 4, window 4'
+    """
+    if name not in SUITES:
+        raise ValueError(f"there is no suite {name!r}, there is {', '.join(SUITES)}")
+    return [
+        Goal(
+            Case(model, (3, size, size), batch_size, window, norms=("bn", "cbn"), **settings),
+            # In burn-in, in evaluation and folded the layer does what BN does.
+            Ratios(train=train, burn_in=1.02, eval=1.02, folded=1.0, history=window - 1.0),
+        )
+        for model, size, batch_size, window, train in _TARGETS
+    ]
