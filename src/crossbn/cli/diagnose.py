@@ -25,9 +25,10 @@ from crossbn.lab.cost.models import Build, find_model
 from crossbn.lab.data import FOLDER_VARIABLE, DataError
 from crossbn.lab.fidelity import FidelityProbe, FidelityRecord
 from crossbn.lab.fidelity.batches import Call, count_examples
+from crossbn.lab.fidelity.causes import CAUSES, average_causes
 from crossbn.lab.fidelity.fidelity_records import append_records
 from crossbn.lab.fidelity.undisturbed import undisturbed
-from crossbn.lab.report.fidelity_table import COLUMNS, advice, caption, fidelity_tables
+from crossbn.lab.report.fidelity_table import COLUMNS, advice, caption, cause_table, fidelity_tables
 from crossbn.lab.report.table import Table
 from crossbn.schedules import window_for
 
@@ -117,10 +118,12 @@ def diagnose(
         if not probe.records:
             fail(f"no step was remembered: the loss diverged, or the burn-in of {burn_in} lasted to the end")
         tables, sentence = fidelity_tables(probe.records), advice(probe.records, window, burn_in)
+        causes = [cause_table(average_causes(probe.causes))] if probe.causes else []
         text = caption(probe.records, probe.left_out, context)
-        _write(tables, sentence, text, probe.records, output)
+        _write([*tables, *causes], sentence, text, probe.records, output)
     width = Console().width
     print_tables([fold_names(table, COLUMNS, width) for table in tables], COLUMNS, no_wrap=True)
+    print_tables([fold_names(table, len(CAUSES) + 1, width) for table in causes], len(CAUSES) + 1, no_wrap=True)
     print_texts(text, sentence)
 
 

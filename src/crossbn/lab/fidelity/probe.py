@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
 from crossbn.lab.fidelity.batches import BatchError, Call
+from crossbn.lab.fidelity.causes import CauseRecord, Pair, tell_causes
 from crossbn.lab.fidelity.comparison import Moments, compare
+from crossbn.lab.fidelity.exact_pooling import Windows
 from crossbn.lab.fidelity.fidelity_records import SAME_LAYER, WHOLE_NETWORK, FidelityRecord
 from crossbn.lab.fidelity.runs import Run, find_runs
 from crossbn.lab.fidelity.truth import network_moments, same_layer_moments
@@ -31,7 +34,7 @@ class _Kept:
 
 
 class FidelityProbe:
-    """Measures, every `every` training steps, how far remembered statistics are from the true ones.
+    """Measures, every `every` training steps, how far remembered statistics are from the true ones, and why.
 
     It changes nothing: the training is bit for bit the one without it. In the window - 1 steps before a measurement it
     keeps the inputs of the operators that feed the layers (about as much memory as the activations of these steps;
@@ -63,6 +66,7 @@ class FidelityProbe:
         self.model = model
         self.every = every
         self.records: list[FidelityRecord] = []
+        self.causes: list[CauseRecord] = []
         self.left_out: dict[str, str] = {}
         self.steps = 0
         self._runs = find_runs(model, layers)
@@ -153,24 +157,43 @@ class FidelityProbe:
         used = [i for i in range(len(self._kept)) if any(i in known for known in ages.values())]
         if not used:
             return []
-        steps = [self._kept[i] for i in used]
-        windows = {norm: [step.windows[norm] for step in steps] for norm in self._norms}
-        truths: dict[str, Moments | str]
-        try:
-            truths = network_moments(self.model, self._runs, [step.call for step in steps], windows)
-        except BatchError as error:
-            truths = dict.fromkeys(ages, str(error))
+        windows = {norm: [self._kept[i].windows[norm] for i in used] for norm in self._norms}
+        recent = [i for i in used if any(ages[run.layer].get(i, math.inf) <= run.memory for run in self._runs)]
+        truths, together = self._run_again(used, windows), self._run_again(recent, None)
         found = []
         for run in self._runs:
-            known = {i: age for i, age in ages[run.layer].items() if age <= run.segment.history.slots}
+            known = {i: age for i, age in ages[run.layer].items() if age <= run.memory}
+            if not known:
+                continue
             seen = {i: self._kept[i].inputs[run.operator] for i in known if run.operator in self._kept[i].inputs}
+            rows = {age: used.index(i) for i, age in known.items()}
+            stages = [(truths[run.layer], rows), (together[run.layer], {known[i]: recent.index(i) for i in seen})]
             if run.operator is not None and seen:
-                truth = same_layer_moments(run, run.operator, list(seen.values()))
-                found += self._compare(run, SAME_LAYER, truth, {known[i]: row for row, i in enumerate(seen)})
-            if known:
-                rows = {age: used.index(i) for i, age in known.items()}
-                found += self._compare(run, WHOLE_NETWORK, truths[run.layer], rows)
+                same = same_layer_moments(run, run.operator, list(seen.values()))
+                own_rows = {known[i]: row for row, i in enumerate(seen)}
+                found += self._compare(run, SAME_LAYER, same, own_rows)
+                self._explain(run, [(same, own_rows), *stages])
+            found += self._compare(run, WHOLE_NETWORK, truths[run.layer], rows)
         return found
+
+    def _run_again(self, used: Sequence[int], windows: Windows | None) -> dict[str, Moments | str]:
+        try:
+            return network_moments(self.model, self._runs, [self._kept[i].call for i in used], windows)
+        except BatchError as error:
+            return {run.layer: str(error) for run in self._runs}
+
+    def _explain(self, run: Run, truths: Sequence[tuple[Moments | str, dict[int, int]]]) -> None:
+        """Note why the run's statistics are not those of all batches run together; truths have the row of each age."""
+        stages, past = [], run.segment.past()
+        for truth, rows in truths:
+            if isinstance(truth, str) or not torch.isfinite(truth.mean + truth.var).all():
+                return
+            stages.append((truth, rows))
+        together = stages[-1][0]
+        for age in stages[0][1]:
+            first = Pair(past.compensated_mean[age - 1], past.compensated_var[age - 1].clamp_min(0))
+            others = [Pair(truth.mean[rows[age]], truth.var[rows[age]]) for truth, rows in stages]
+            self.causes += tell_causes(self.steps, run.layer, age, [first, *others], together, run.norm.eps)
 
     def _ages(self, run: Run, now: dict[str, int]) -> dict[int, int]:
         """Return the ages of the kept steps that entered the run's history, each of them once."""

@@ -25,6 +25,11 @@ class Run(NamedTuple):
         """The one operator whose output the channels are, if that is known."""
         return self.segment.producers[0].module if self.segment.direct and self.segment.producers else None
 
+    @property
+    def memory(self) -> int:
+        """Earlier steps that it can remember."""
+        return self.segment.history.slots
+
     def own_bias(self) -> Tensor | float:
         """Return the part of the mean that is not remembered: the operators' biases, where they are compensated."""
         if self.segment.storage is None:

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crossbn.convert import cross_iteration_norms
 from crossbn.functional import batch_moments
 from crossbn.lab.fidelity.batches import Call, count_examples, join_calls
+from crossbn.lab.fidelity.causes import run_together
 from crossbn.lab.fidelity.comparison import Moments
 from crossbn.lab.fidelity.exact_pooling import Windows, exact_pooling, split_steps
 from crossbn.lab.fidelity.runs import Run
@@ -31,7 +33,7 @@ def same_layer_moments(run: Run, operator: nn.Module, inputs: Sequence[Tensor]) 
 
 
 def network_moments(
-    model: nn.Module, runs: Sequence[Run], calls: Sequence[Call], windows: Windows
+    model: nn.Module, runs: Sequence[Run], calls: Sequence[Call], windows: Windows | None
 ) -> dict[str, Moments | str]:
     """Return the moments of each run at each of several steps that are done again with today's weights.
 
@@ -42,7 +44,7 @@ def network_moments(
         model: converted, in training mode.
         runs: what to look at.
         calls: the steps, the oldest first.
-        windows: of every cross-iteration norm at each step.
+        windows: of every cross-iteration norm at each step; None to run all steps together as one batch.
 
     Returns:
         By layer, the moments without bias, or a phrase that says why there are none.
@@ -64,7 +66,8 @@ def network_moments(
 
     handles = [run.norm.register_forward_pre_hook(look_for(run)) for run in runs]
     try:
-        with exact_pooling(sizes, windows):
+        norms = cross_iteration_norms(model).values()
+        with run_together(norms) if windows is None else exact_pooling(sizes, windows):
             model(*joined.args, **joined.kwargs)
     finally:
         for handle in handles:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from crossbn.lab.fidelity import recommend
+from crossbn.lab.fidelity.causes import ALL, CAUSES
 from crossbn.lab.fidelity.fidelity_records import TRUTHS, Fidelity, FidelityRecord
 from crossbn.lab.fidelity.grouping import Averages, by_age, by_layer, by_progress
 from crossbn.lab.report.table import Table
@@ -18,6 +19,20 @@ def fidelity_tables(records: Sequence[FidelityRecord]) -> list[Table]:
         _table("By progress of the training", "from step", by_progress(records, _PARTS)),
         _table("By layer", "layer", by_layer(records)),
     ]
+
+
+def cause_table(found: Mapping[str, Mapping[str, tuple[float, float]]]) -> Table:
+    """Return the errors of mean and variance by layer and cause; see `crossbn.lab.fidelity.causes`."""
+    causes = (*CAUSES, ALL)
+    columns = tuple(f"{kind}: {cause}" if cause == CAUSES[0] else cause for kind in _KINDS for cause in causes)
+    rows = tuple(
+        (layer, *(percent(errors[cause][_KINDS[kind]]) for kind in _KINDS for cause in causes))
+        for layer, errors in found.items()
+    )
+    return Table("By cause", ("layer", *columns), rows)
+
+
+_KINDS = {"variance": 1, "mean": 0}  # and their places in a pair of errors
 
 
 def _table(title: str, key: str, groups: Mapping[int, Averages] | Mapping[str, Averages]) -> Table:
@@ -92,7 +107,9 @@ def explanation() -> str:
         "truth: the operator's old input with today's weights (same layer), or the old step done again with today's "
         "weights in all layers, each norm pooling the same batches as then (whole network). Explained: the share of "
         "the distance that compensation takes away. Batches: how far the variances of single batches are from their "
-        "average. Guard: compensated variances below 0, clipped."
+        "average. Guard: compensated variances below 0, clipped. By cause: what is left of the way from compensated "
+        "statistics to those of all remembered batches run together as one; own weights: what compensation lacks; "
+        "weights before: the training of earlier layers since; norms before: earlier norms pooled other batches then."
     )
 
 
