@@ -107,7 +107,7 @@ def test_what_a_step_has_left_is_enough(name: str, has_output: bool, has_gamma: 
     inputs, history, storage, settings, norm = situation(CASES[name], torch.float64)
     gamma = norm.gamma if has_gamma else None
     inputs = inputs._replace(norm=norm._replace(gamma=gamma))
-    found, _, output = ops.step(inputs, history.past(), storage, settings)
+    found, _, output, _ = ops.step(inputs, history.past(), storage, settings)
     assert isinstance(found, PackedStatistics)
     assert output is not None
     assert norm.beta is not None

@@ -1,6 +1,7 @@
 """The mathematics of cross-iteration batch normalization: tensors in, tensors out, no state."""
 
 from crossbn.functional.activations import ActivatedStorage, Activation, geometry_of_rows
+from crossbn.functional.carrying import Carried, after_norm, move_inputs, share_inside, side_by_side
 from crossbn.functional.geometry import (
     LINEAR_OPERATORS,
     Geometry,

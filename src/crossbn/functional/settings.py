@@ -15,6 +15,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "weights": ("equal", "auto"),
     "compensate_through": (None, "activations"),
     "prior": (None, "running"),
+    "consistent": (False, True),
 }
 
 
@@ -41,6 +42,8 @@ class Settings:
             activation (conv, act, norm), see `functional.activations`; of the first order only. None leaves it alone.
         prior: "running" lets the running statistics of a trained network be a belief that moves with the weights and
             fades as these leave the checkpoint, see `functional.pooling`: for fine-tuning. With weights="auto" only.
+        consistent: whether remembered steps are moved to today's statistics of the norms before as well, see
+            `functional.carrying`: for networks that are deep.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -59,6 +62,7 @@ class Settings:
     decay: float | None = None
     compensate_through: str | None = None
     prior: str | None = None
+    consistent: bool = False
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -78,6 +82,10 @@ class Settings:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well: leave one out')
         if self.compensate_through is not None and self.order != 1:
             raise ValueError(f"compensate_through needs order=1, got order={self.order!r}")
+        if self.consistent and self.order == 0:
+            raise ValueError("consistent needs compensation, got order=0")
+        if self.consistent and self.prior is not None:
+            raise ValueError('consistent and prior="running" exclude each other: norms that believe hardly change')
         if self.prior is not None:
             if self.weights != "auto" or self.order == 0:
                 told = f"weights={self.weights!r} and order={self.order!r}"

@@ -305,6 +305,8 @@ def history_shapes(channels: int, storage: Storage | None, settings: Settings) -
     shapes: Shapes = {"mean": (channels,), "var": (channels,), "count": ()}
     if settings.weights == "auto":
         shapes["variogram"] = ()
+    if settings.consistent:
+        shapes |= {"pooled": (2, channels), "number": ()}
     return shapes if storage is None else shapes | storage.shapes(channels)
 
 

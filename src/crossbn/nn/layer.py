@@ -16,10 +16,11 @@ from crossbn.nn.batch_norm import Belief, GuardedBatchNorm, has_seen_something
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.recompute import Pass, RecomputeCache, Record, current_pass, may_be_recomputed
-from crossbn.nn.scope import at_end_of_forward, next_call
+from crossbn.nn.scope import at_end_of_forward, forward_number, next_call
 from crossbn.nn.segment import Segment, WeightUnknown
 from crossbn.ops import compiled
 from crossbn.ops.autograd import Context, Run, attach, normalize
+from crossbn.pairing.carrying import carried_to_call, leave
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
 
 _Used = tuple[list[ops.Statistics], Feed]
@@ -194,6 +195,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             who = f"{self.label}: " if inputs.surprising else "norms that the report has as pending: "
             say_while_compiling(f"{who}plain BatchNorm in compiled steps: {inputs.reason}")
             return self._batch_norm(x, update=True)
+        if self.settings.consistent:
+            say_while_compiling("consistent=True: compiled steps do not carry remembered ones through the norms before")
         remember = torch.is_grad_enabled()
         outcomes = self._outcomes(x.detach(), inputs, remember, pooling=True)
         if remember and self.settings.burn_in:
@@ -258,10 +261,30 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             if training and all(o.commit is not None or s.readers > 1 or s.window == 1 for o, s in pairs):
                 at_end_of_forward(move)
         y = self._normalize(x, inputs, statistics, outcomes[0].output)
+        if self._carries and y.grad_fn is not None:
+            leave(y.grad_fn, self._carried(outcomes, statistics))
         for outcome in outcomes:
             if outcome.commit is not None:
                 at_end_of_forward(outcome.commit)
         return y, (statistics, tuple(each.segment for each in inputs))
+
+    @property
+    def _carries(self) -> bool:
+        return self.settings.consistent and not torch.compiler.is_compiling()
+
+    def _carried(self, outcomes: list[ops.Outcome], statistics: list[ops.Statistics]) -> C.Carried | None:
+        """Return what the norm makes of the remembered steps, then and today; None if some channels have none."""
+        found, start = [], 0
+        for outcome, each in zip(outcomes, statistics, strict=True):
+            channels = slice(start, start + len(each.mean))
+            start = channels.stop
+            if (moved := outcome.moved) is None:
+                return None
+            gamma, beta = (None if one is None else one.detach()[channels] for one in (self.weight, self.bias))
+            then = C.after_norm(moved.old, *moved.pooled, gamma, beta, self.eps)
+            now = C.after_norm((moved.mean, moved.var), each.mean, each.var, gamma, beta, self.eps)
+            found.append(C.Carried(*then, *now, moved.number))
+        return C.side_by_side(found)
 
     def _say(self, plain: Plain, training: bool = True) -> None:
         if training:
@@ -291,13 +314,15 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             if outcome is None:
                 segment.history.move_(part)
                 operands, bias = segment.operands(part, calls)
-                today = ops.StepInputs(part, moment, finite, operands, bias, is_complete, pooling, remember, norm)
+                carried = [carried_to_call(call) for call in calls] if self._carries and operands else []
+                rest = pooling, remember, norm, forward_number(), carried
+                today = ops.StepInputs(part, moment, finite, operands, bias, is_complete, *rest)
                 if compiling:
                     outcome = self._compiled_step(today, segment)
                 else:
                     outcome = ops.step(today, segment.history.past(), segment.storage, segment.settings)
                 if segment.readers > 1:
-                    _shared(each).append((segment, ops.Outcome(outcome.statistics, None, None)))
+                    _shared(each).append((segment, outcome._replace(commit=None, output=None)))
             outcomes.append(outcome)
         return outcomes
 

@@ -8,6 +8,7 @@ pyramid levels, siamese branches. Its calls are numbered, and each number has a 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ class CallSite(NamedTuple):
     number: int = 0
 
 
+_numbers = itertools.cycle(range(1, 2**24))  # which a float32 can tell apart
+
+
 class _Forward:
     """A forward of a model that has begun."""
 
@@ -38,6 +42,7 @@ class _Forward:
         """The number of each norm's latest call in each stream."""
         self.at_end: list[Callable[[], None]] = []
         self.read: dict[Any, Any] = {}
+        self.number = next(_numbers)
 
 
 class _Local(threading.local):
@@ -112,6 +117,11 @@ def at_end_of_forward(remember: Callable[[], None]) -> None:
 def read_in_forward() -> dict[Any, Any]:
     """Return what norms have read of the graph in the running forward, for others that read the same."""
     return {} if _local.forward is None else _local.forward.read
+
+
+def forward_number() -> int:
+    """Return the number of the running forward, from 1 on; 0 if there is none."""
+    return 0 if _local.forward is None else _local.forward.number
 
 
 def next_call(norm: object) -> CallSite:

@@ -113,11 +113,11 @@ def _run(
     pooling = int(burnt) >= settings.burn_in
     today = StepInputs(x, None, True, operands, bias, is_complete, pooling, remember, None)
     try:
-        found, commit, _ = ops.step(today, past, storage, settings)
+        found, commit, *_ = ops.step(today, past, storage, settings)
     except NotTheOperatorsOutput:
         say("plain BatchNorm at a compiled step: a norm's input is not what the operator's weight makes of its input")
         today = today._replace(operands=(), pooling=False, remember=False)
-        found, commit, _ = ops.step(today, past, storage, settings)
+        found, commit, *_ = ops.step(today, past, storage, settings)
     shapes = _shapes(storage, by_name, settings, bias is not None)
     latest: Sequence[Any] = (None,) * 3
     if settings.prior is not None:

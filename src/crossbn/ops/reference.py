@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn.functional import Flag, Settings, TaylorTerms
-from crossbn.ops.types import NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
+from crossbn.ops.types import Moved, NotTheOperatorsOutput, Outcome, Past, Statistics, StepInputs
 
 
 @torch.no_grad()
@@ -52,6 +52,9 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     kept, step_weights = past.recall(settings.rate, mean.dtype)
     operands = inputs.operands if storage is not None else ()
     weights = [C.flatten_weight(each.weight.detach(), each.geometry, each.bias).to(mean.dtype) for each in operands]
+    old = kept["mean"], kept["var"]
+    if inputs.carried and storage is not None:
+        kept = _carry(kept, inputs)
     back = None if storage is None else storage.look_back(kept, weights)
     today = _Today(mean, var, x.numel() // x.shape[1], finite, None if back is None else back.terms, None)
     noise: Tensor | float = 0.0
@@ -73,7 +76,7 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         step_weights = step_weights if accept else mean.new_zeros(len(kept["mean"]))
     elif step_weights is not None:
         step_weights = step_weights * accept
-    moved = kept["mean"], kept["var"]
+    moved = old
     if today.terms is not None:
         moved = C.compensate(*moved, today.terms)
     if bias is not None:
@@ -83,6 +86,9 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
         differences = C.squared_differences(today.mean, today.var, *moved, pooled.var)
         differences = differences[past.slots_by_age(len(differences))]
         row["variogram"] = C.averaged(kept["variogram"], differences, past.num_steps)
+    if row is not None and settings.consistent:
+        known = pooled.mean if bias is None else pooled.mean - bias
+        row |= {"pooled": torch.stack([known, pooled.var]), "number": mean.new_full((), inputs.number)}
     dependence = None
     if settings.backward == "through" and storage is not None and back is not None and len(moved[0]) > 0:
         dependence = _dependence(today, bias, back, pooled, storage)
@@ -100,7 +106,22 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
             shift, slope, before = (each.index_select(0, slot)[0] for each in (*today.terms[:2], kept["var"]))
             latest = C.Latest(shift, C.growth_of(slope, before), noise)
     rest = dependence, bessel, has_variance, today.positions, finite, latest
-    return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
+    carried = None
+    if settings.consistent and len(moved[0]) > 0:
+        carried = Moved(*moved, old, (kept["pooled"][:, 0], kept["pooled"][:, 1]), kept["number"])
+    return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None, carried)
+
+
+def _carry(kept: dict[str, Tensor], inputs: StepInputs) -> dict[str, Tensor]:
+    """Return what is kept of the remembered steps as if today's norms had made their inputs, as far as it is known."""
+    for i, (operand, carried) in enumerate(zip(inputs.operands, inputs.carried, strict=True)):
+        if carried is None or operand.y is None or len(carried.mean) != len(kept["mean"]):
+            continue
+        sizes, output_sizes = tuple(operand.y.shape[2:]), tuple(operand.output_sizes)
+        like = kept["mean"]
+        inside = C.share_inside(operand.geometry, sizes, output_sizes, like.dtype, like.device)
+        kept = {**C.move_inputs(kept, i, operand.geometry, inside, *carried.map_at(kept["number"]))}
+    return kept
 
 
 def _alone(mean: Tensor, var: Tensor, positions: int, finite: Flag) -> Statistics:

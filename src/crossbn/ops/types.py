@@ -40,6 +40,8 @@ class StepInputs(NamedTuple):
     pooling: C.Flag  # where false the step is BatchNorm's, and not remembered
     remember: bool
     norm: NormTensors | None  # if the norm reads nothing else: an implementation may then normalize as well
+    number: int = 0  # of the forward, from 1 on; 0 where remembered steps are not carried
+    carried: Sequence[C.Carried | None] = ()  # to the operators' inputs, where anything is
 
 
 class Past(NamedTuple):
@@ -272,6 +274,16 @@ def _spread(value: float | Tensor, part: Tensor) -> Tensor:
     return torch.full_like(part, value, dtype=torch.bool if isinstance(value, bool) else None)
 
 
+class Moved(NamedTuple):
+    """What a step has made of the remembered ones, for the layers behind to know; [R, C] each but for `number` [R]."""
+
+    mean: Tensor  # compensated
+    var: Tensor
+    old: tuple[Tensor, Tensor]  # as they were remembered
+    pooled: tuple[Tensor, Tensor]  # what they were normalized with then
+    number: Tensor  # of the forward that each step was
+
+
 class Outcome(NamedTuple):
     """What a step came to."""
 
@@ -280,6 +292,7 @@ class Outcome(NamedTuple):
     output: Tensor | None
     """The normalized input, if the step was asked for it and has made it: then running statistics have moved, and the
     statistics are `PackedStatistics`."""
+    moved: Moved | None = None  # where remembered steps are carried
 
 
 class NotTheOperatorsOutput(Exception):  # noqa: N818  # not an error: the norm is plain for that step
