@@ -103,6 +103,11 @@ def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: S
     return Outcome(Statistics(pooled.mean, pooled.var, pooled.share, *rest), commit, None)
 
 
+def _on_device(value: float | Tensor, like: Tensor) -> Tensor:
+    """Return a number as a scalar like `like`; filled in there, because a copy from the CPU would be waited for."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
+
+
 def _alone(mean: Tensor, var: Tensor, positions: int, finite: Flag) -> Statistics:
     """Return the statistics of a segment that remembers nothing."""
     bessel, has_variance = _bessel(float(positions))
@@ -144,8 +149,8 @@ def _row(
 ) -> tuple[dict[str, Tensor], Flag, Flag]:
     """Return what to remember of today, whether it is the operators', and whether their inputs are finite."""
     mean, bias, operands = today.mean, inputs.bias, inputs.operands
-    count = torch.as_tensor(today.positions, device=mean.device)
-    row = {"mean": mean if bias is None else mean - bias, "var": today.var, "count": count}
+    row = {"mean": mean if bias is None else mean - bias, "var": today.var}
+    row["count"] = _on_device(today.positions, mean)
     is_theirs = sound = cast(Flag, True)
     if storage is not None and any(operand.y is not None for operand in operands):
         is_whole = inputs.is_complete and today.local is None and all(operand.y is not None for operand in operands)
@@ -190,7 +195,7 @@ def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
     """
     mean = today.mean
     terms = torch.stack([part for part in today.terms or () if part is not None] or [mean[:0]])
-    flags = [torch.as_tensor(flag, dtype=mean.dtype, device=mean.device) for flag in (today.finite, today.positions)]
+    flags = [_on_device(flag, mean) for flag in (today.finite, today.positions)]
     own = torch.cat([mean, today.var, terms.flatten(), torch.stack(flags)])
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, own, group=group)
