@@ -24,11 +24,12 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Se
     Raises:
         NotTheOperatorsOutput: if the input is not what the operators make of theirs.
     """
-    with _without_autocast(inputs.x.device.type):
+    with without_autocast(inputs.x.device.type):
         return _step(inputs, past, storage if past.slots and inputs.operands else None, settings)
 
 
-def _without_autocast(kind: str) -> AbstractContextManager[Any]:
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Return a context in which products are of the type of their factors."""
     is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if is_autocast else nullcontext()
 
@@ -140,7 +141,7 @@ def make_row(
     """Return what one process is to remember, whether it is the operators', and whether their inputs are finite."""
     assert inputs.moments is not None
     today = _Today(*inputs.moments, inputs.x.numel() // inputs.x.shape[1], inputs.finite, None, None)
-    with _without_autocast(inputs.x.device.type):
+    with without_autocast(inputs.x.device.type):
         return _row(inputs, past, storage, weights, today)
 
 
