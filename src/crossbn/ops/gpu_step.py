@@ -28,6 +28,10 @@ _ROWS, INVSTD = 6, 10
 """Where in the results the rows are, see `types.result_shapes`, and what is put behind all that."""
 
 
+OPTIONS = {"enable_fp_fusion": True} | ({"maxnreg": 168} if torch.version.hip is None else {})
+"""Of compilation. Left alone, NVIDIA's assembler saves registers and spills where there is no need."""
+
+
 @functools.lru_cache(1)
 def kernels() -> ModuleType:
     """Return the kernels; Triton is imported now."""
@@ -39,9 +43,9 @@ def launch(name: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) 
     kernel, device = getattr(kernels(), name), arguments[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            kernel[grid](*arguments, **constants)
+            kernel[grid](*arguments, **constants, **OPTIONS)
     else:
-        kernel[grid](*arguments, **constants)
+        kernel[grid](*arguments, **constants, **OPTIONS)
 
 
 def flat_strides(x: Tensor) -> tuple[int, int, int] | None:
