@@ -21,6 +21,7 @@ LEVELS = [
     {"integrations"},
     {"lab.records"},
     {"lab.cost", "lab.fidelity", "lab.data"},
+    {"lab.check"},
     {"lab.recipes"},
     {"lab.experiments"},
     {"lab.report"},

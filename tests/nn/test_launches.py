@@ -24,7 +24,7 @@ crossbn.compat.ensure_torchvision()
 from torchvision import models  # noqa: E402  # after the line before
 
 MOST = {"resnet50": 12, "mobilenet_v2": 12, "densenet121": 30}
-"""More than BatchNorm's own, a norm. Half of DenseNet's norms read a concatenation, whose statistics are put together."""
+"""More than BatchNorm's own, a norm. Half of DenseNet's norms read a concatenation: statistics are put together."""
 _FREE = {
     "empty",
     "empty_like",

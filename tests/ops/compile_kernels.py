@@ -51,7 +51,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 def signature(kernel: Any, constants: dict[str, Any], narrow: str) -> dict[str, str]:
     """Return the types of the arguments; inputs and weights are of a `narrow` type."""
-    types = {name: f"*{narrow}" for name in ("x", "y", "weight")} if kernel.__name__ != "weight_gradient" else {}
+    types = dict.fromkeys(("x", "y", "weight"), f"*{narrow}") if kernel.__name__ != "weight_gradient" else {}
     types |= {**_POINTERS, **dict.fromkeys(_FLOATS, "fp32"), **dict.fromkeys(_NUMBERS, "i32")}
     return {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in kernel.arg_names}
 
