@@ -51,7 +51,7 @@ def test_graphs_are_of_cuda() -> None:
 def test_launches_are_counted() -> None:
     found = speed.launches(CPU)
     assert found.passed
-    assert found.values["cbn"] > found.values["bn"] > 100
+    assert min(found.values["cbn"], found.values["bn"]) > 100
     assert found.values["more a norm"] == (found.values["cbn"] - found.values["bn"]) / 20
     assert found.sentence.endswith("norms: 20 by C")
 
