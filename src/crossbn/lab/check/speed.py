@@ -70,7 +70,7 @@ def launches(device: torch.device) -> Finding:
 def cost(device: torch.device) -> Finding:
     """Measure a step of ResNet-18 and ResNet-50 with BN, GN and CBN: time and peak memory beside BatchNorm's."""
     is_cuda = device.type == "cuda"
-    size, rounds = (224, Precision(10, 0.05, 6.0)) if is_cuda else (32, Precision(6, 1e9, 0.0))
+    size, rounds = (224, Precision(10, 0.05, 6.0)) if is_cuda else (64, Precision(6, 1e9, 0.0))
     values: dict[str, float] = {}
     for name in ("resnet18", "resnet50"):
         for batch in _BATCHES:
