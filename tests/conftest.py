@@ -1,7 +1,13 @@
 """What every test starts from."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton asks for it when kernels are defined: without a card they are interpreted, in all test processes alike.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

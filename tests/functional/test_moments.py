@@ -40,3 +40,15 @@ def test_joined_moments_are_those_of_the_whole() -> None:
     counts = torch.tensor([part.numel() // 4 for part in parts])
     got = C.join_moments(torch.stack([m for m, _ in moments]), torch.stack([v for _, v in moments]), counts)
     torch.testing.assert_close(got, C.batch_moments(torch.cat(parts)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0]], [[1.0], [3e38, 3e38]], [[1.0, torch.inf]], [[0.0], [torch.nan, 1.0]]])
+def test_all_finite_where_nothing_is_looked_at(values: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; a sum would overflow where no number is infinite."""
+    tensors = [torch.tensor(each) for each in values]
+    expected = all(bool(each.isfinite().all()) for each in tensors)
+    assert C.all_finite(*tensors) is expected
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    flag = C.all_finite(*tensors)
+    assert isinstance(flag, torch.Tensor)
+    assert bool(flag) is expected

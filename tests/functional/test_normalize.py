@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.functional.normalize import native_available
+from crossbn.functional.moments import native_available
 
 
 def native_reduce(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crossbn import functional as C
+from crossbn import ops
 from crossbn.nn.history import History
-from crossbn.ops import NormTensors, Statistics, StepInputs, reference
+from crossbn.ops import NormTensors, PackedStatistics, Statistics, StepInputs, reference
 
 WINDOW = 4
 EPS, MOMENTUM = 1e-3, 0.3
@@ -246,6 +248,27 @@ def found_in(found: Statistics, history: History, given: StepInputs) -> Found:
     return {name: tensor.detach().cpu().double() for name, tensor in tensors.items()}
 
 
+def gradients_in(given: Situation, statistics: Statistics, module: ModuleType) -> Found:
+    """Return what an implementation, or `ops` itself, makes of a gradient of the output; nothing if it is not its own.
+
+    The gradient is the same in all types but for rounding.
+    """
+    x, norm = given.inputs.x, given.norm
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64).to(x)
+    jacobians: Any = ()
+    if statistics.has_dependence:
+        is_packed = isinstance(statistics, PackedStatistics)
+        jacobians = None if is_packed else [(0, each) for each in statistics.derivative.jacobians]
+    found = module.step_backward(grad, x, norm.gamma, norm.eps, statistics, jacobians)
+    if found is None:
+        return {}
+    tensors = {f"gradient of {name}": getattr(found, name) for name in ("x", "gamma", "beta", "mean", "var")}
+    for i, (geometry, *_) in enumerate(given.inputs.operands):
+        none = torch.zeros(geometry.out_channels, geometry.patch_size)
+        tensors[f"gradient of weight {i}"] = found.weights[i].flatten(1) if found.weights else none
+    return {name: tensor.cpu().double() for name, tensor in tensors.items()}
+
+
 def remembered(history: History) -> Found:
     """Return what is remembered, in float64."""
     return {f"history: {name}": tensor.cpu().double() for name, tensor in history.state()}
@@ -270,6 +293,7 @@ def expected_of(case: Case) -> Found:
     return {
         **found_in(found, history, inputs),
         **remembered(history),
+        **gradients_in(Situation(inputs, history, storage, settings, norm), found, ops),
         "output": output,
         "running mean": torch.lerp(norm.running_mean, found.mean, norm.momentum),
         "running var": torch.lerp(norm.running_var, unbiased, norm.momentum),

@@ -62,6 +62,6 @@ def test_its_fake_and_its_schema_are_right(name: str) -> None:
         True,
         True,
     )
-    checks = ("test_schema", "test_faketensor")
-    done = torch.library.opcheck(torch.ops.crossbn.step.default, arguments, test_utils=checks)
-    assert done == dict.fromkeys(checks, "SUCCESS")
+    done = torch.library.opcheck(torch.ops.crossbn.step.default, arguments)
+    assert len(done) == 4
+    assert set(done.values()) == {"SUCCESS"}

@@ -20,6 +20,7 @@ def make_app() -> typer.Typer:
     """Return the command with all its verbs."""
     import typer  # here, so that `main` can say what is missing
 
+    from crossbn.cli.check import check
     from crossbn.cli.cost import cost
     from crossbn.cli.data import data
     from crossbn.cli.demo import demo
@@ -37,6 +38,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_describe)  # with a callback, a single verb stays a verb
+    app.command()(check)
     app.command()(cost)
     app.add_typer(data, name="data")
     app.command()(demo)

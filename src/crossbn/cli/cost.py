@@ -70,7 +70,7 @@ def cost(
         "compile": compile_too,
         "precision": Precision(rounds=rounds, max_seconds=max_seconds),
         "threads": threads or torch.get_num_threads(),
-        "device": _check_device(device),
+        "device": check_device(device),
     }
     if positions is not None:
         settings["positions"] = positions or None
@@ -138,7 +138,12 @@ def _integers(text: str, option: str) -> list[int]:
     return values
 
 
-def _check_device(name: str | None) -> str:
+def check_device(name: str | None) -> str:
+    """Return the device of that name, of None the best there is.
+
+    Raises:
+        typer.BadParameter: if there is no such device.
+    """
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

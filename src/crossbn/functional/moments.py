@@ -33,9 +33,12 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([2.]), tensor([1.]))
     """
     dtype, dims = accumulation_dtype(x.dtype), [0, *range(2, x.ndim)]
-    if torch.compiler.is_compiling() or not x.is_cpu or is_differentiated(x):
+    if torch.compiler.is_compiling() or is_differentiated(x) or not (x.is_cpu or native_available(x)):
         var, mean = torch.var_mean(x.to(dtype), dims, correction=0)
         return mean, var
+    if native_available(x):  # one kernel, for any type and layout
+        found: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(x, None, None, 0.0)
+        return found
     if x.numel() >= _LARGE:  # on the CPU two plain passes are four times as fast as the native kernel, ten as var_mean
         mean = x.mean(dims, dtype=dtype)
         return mean, (x - channelwise(mean, x)).square_().mean(dims)
@@ -50,6 +53,11 @@ def is_differentiated(x: Tensor) -> bool:
     if x.requires_grad and torch.is_grad_enabled():
         return True
     return inside_functorch() or forward_ad.unpack_dual(x).tangent is not None
+
+
+def native_available(x: Tensor) -> bool:
+    """Tell whether SyncBatchNorm's native kernels are there for a tensor like `x`."""
+    return x.is_cuda and not torch.compiler.is_compiling()
 
 
 def channelwise(values: Tensor, x: Tensor) -> Tensor:
@@ -67,8 +75,8 @@ def all_finite(*values: Tensor) -> Flag:
     if all(value.is_cpu for value in values) and not torch.compiler.is_compiling():
         # The sum is quicker; that of large numbers may be infinite though none of them is.
         return all(math.isfinite(value.sum()) or bool(value.isfinite().all()) for value in values)
-    flags = [torch.isfinite(value).all() for value in values]
-    return flags[0] if len(flags) == 1 else torch.stack(flags).all()
+    # Fewer kernels than isfinite has; the largest is not a number if one is not.
+    return (values[0] if len(values) == 1 else torch.cat(values)).abs().amax() < torch.inf
 
 
 def join_moments(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

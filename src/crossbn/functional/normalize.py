@@ -12,6 +12,7 @@ With g the gradient of the output, xhat the normalized input, `share` = 1/k, a =
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from crossbn.functional.moments import channelwise
+from crossbn.functional.moments import channelwise, native_available
 from crossbn.functional.taylor import Jacobian
 
 
@@ -69,19 +70,15 @@ def gradients(
         dx.addcmul_(grad, channelwise((gamma - own).mul_(invstd), x))
         of_gamma, of_beta = sum_product, sum_grad
     else:
-        if native_available(x):
-            of_beta, product, *_ = torch.batch_norm_backward_reduce(grad, x, mean, invstd, gamma, True, False, False)
-        else:  # written out: the batch of a process may be empty, which other native kernels do not survive
-            dims, wide = [0, *range(2, x.ndim)], grad.to(mean.dtype)
-            of_beta, product = wide.sum(dims), (wide * (x.to(mean.dtype) - channelwise(mean, x))).sum(dims)
-        sum_grad, sum_product = of_beta, product * invstd
-        of_gamma = sum_product
+        of_beta, product = gradient_sums(grad, x, mean, invstd, gamma)
+        of_gamma, sum_grad = product * invstd, of_beta
         if group is None or count is None:
             count = mean.new_full((), x.numel() // x.shape[1])
         else:
-            sum_grad, sum_product = sums = torch.stack([sum_grad, sum_product])
+            sum_grad, product = sums = torch.stack([of_beta, product])
             dist.all_reduce(sums, group=group)
-        dx = _blend(grad, x, mean, invstd, gamma, sum_grad * (share / count), sum_product * (share / count))
+        sum_product = product * invstd
+        dx = input_gradient(grad, x, mean, invstd, gamma, sum_grad * (share / count), product * (share / count))
     scale = (gamma * invstd).neg_()
     a, v = scale * sum_grad, (scale * invstd).mul_(sum_product).mul_(0.5)
     weights = []
@@ -91,20 +88,37 @@ def gradients(
     return Gradients(dx, of_gamma, of_beta, a, v, weights)
 
 
-def native_available(x: Tensor) -> bool:
-    """Tell whether SyncBatchNorm's native kernels are there for a tensor like `x`."""
-    return x.is_cuda and not torch.compiler.is_compiling()
+def gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sums of g and of g (x - mean) over batch and space, [C] each."""
+    if native_available(x):
+        found = torch.batch_norm_backward_reduce(grad, x, mean, invstd, gamma, True, False, False)
+        return found[0], found[1]
+    # Written out: the batch of a process may be empty, which other native kernels do not survive.
+    dims, wide = [0, *range(2, x.ndim)], grad.to(mean.dtype)
+    return wide.sum(dims), (wide * (x.to(mean.dtype) - channelwise(mean, x))).sum(dims)
 
 
-def _blend(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: Tensor, mean_grad: Tensor, mean_product: Tensor
+def input_gradient(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    gamma: Tensor | None,
+    own_grad: Tensor,
+    own_product: Tensor,
 ) -> Tensor:
-    """Return dx in the type of `x`, from share * E[g] and share * E[g * xhat]."""
-    if native_available(x):  # the sums are over a count of 1; those of products are without invstd
-        one = torch.ones(1, dtype=torch.int32, device=x.device)
-        return torch.batch_norm_backward_elemt(grad, x, mean, invstd, gamma, mean_grad, mean_product / invstd, one)
-    scale = gamma * invstd
-    slope = scale * invstd * mean_product
-    offset = slope * mean - scale * mean_grad
+    """Return dx in the type of `x`, from share * E[g] and share * E[g (x - mean)]."""
+    if native_available(x):  # which divides by a count
+        one = _one(x.device)
+        return torch.batch_norm_backward_elemt(grad, x, mean, invstd, gamma, own_grad, own_product, one)
+    scale = invstd if gamma is None else gamma * invstd
+    slope = scale * invstd.square() * own_product
+    offset = slope * mean - scale * own_grad
     scale, slope, offset = (channelwise(each, x) for each in (scale, slope, offset))
     return (grad.to(mean.dtype) * scale - x.to(mean.dtype) * slope + offset).to(x.dtype)
+
+
+@functools.lru_cache(16)
+def _one(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # it is kept
+        return torch.ones(1, dtype=torch.int32, device=device)

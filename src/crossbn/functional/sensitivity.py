@@ -132,9 +132,11 @@ def patches_at(y: Tensor, geometry: Geometry, places: Places, output_sizes: torc
 def taps_of_all(geometry: Geometry, sizes: Sizes, output_sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return which inputs each position of a flattened output reads, and which of them count.
 
-    They are indices into the flattened input [P, K], and 1 or 0 for each, [P, K] (0: see `_input_index`).
+    They are indices into the flattened input [P, K], and 1 or 0 for each, [P, K] (0: see `_input_index`). Like all
+    tables they are made on the CPU and moved once.
     """
-    return _taps_at(geometry, torch.arange(math.prod(output_sizes), device=device), sizes, output_sizes)
+    taps, inside = _taps_at(geometry, torch.arange(math.prod(output_sizes), device="cpu"), sizes, output_sizes)
+    return taps.to(device), inside.to(device)
 
 
 def _taps_at(geometry: Geometry, place: Tensor, sizes: Sizes, output_sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -155,10 +157,10 @@ def counts_by_dimension(
     """Return how often each tap reads each index along each dimension, [size, K], over the positions in it."""
     tables = []
     for dim, (size, output_size) in enumerate(zip(sizes, output_sizes, strict=True)):
-        index, inside = _input_index(geometry, dim, torch.arange(output_size, device=device), size)
-        counts = torch.zeros(size, geometry.kernel[dim], dtype=dtype, device=device)
+        index, inside = _input_index(geometry, dim, torch.arange(output_size, device="cpu"), size)
+        counts = torch.zeros(size, geometry.kernel[dim], dtype=dtype, device="cpu")
         tables.append(counts.scatter_add_(0, index, inside.to(dtype)) / output_size)
-    return [*tables[:-1], tables[-1] / batch]
+    return [table.to(device) for table in (*tables[:-1], tables[-1] / batch)]
 
 
 def _input_index(geometry: Geometry, dim: int, output: Tensor, size: int) -> tuple[Tensor, Tensor]:

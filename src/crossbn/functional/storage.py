@@ -325,12 +325,21 @@ def agree(off: Tensor, scale: Tensor, magnitude: Callable[[], Tensor], x: Tensor
 
     `scale` [M, C] are squares of what counts as much; rounding is relative to `magnitude` [M, C], made if it matters.
     """
-    tolerance = _TOLERANCE if x.dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
-    off, allowed = off.square().sum(1), tolerance**2 * scale.sum(1)
+    off, allowed = off.square().sum(1), tolerance_of(x.dtype) ** 2 * scale.sum(1)
     if off.is_cpu and bool((off <= allowed).all()):
         return True
-    fits = (off <= allowed + (64 * torch.finfo(x.dtype).eps * magnitude()).square().sum(1)).all()
+    fits = (off <= allowed + (rounding_of(x.dtype) * magnitude()).square().sum(1)).all()
     return bool(fits) if fits.is_cpu else fits
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return by how much of a standard deviation outputs of that type may be off."""
+    return _TOLERANCE if dtype in (torch.float32, torch.float64) else _TOLERANCE_OF_HALVES
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return by how much of what they add up products of that type may be off."""
+    return 64 * torch.finfo(dtype).eps
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:

@@ -82,8 +82,11 @@ class GuardedBatchNorm(BatchNormBase):
         pairs = zip(running[:2], (found.mean, found.var * found.bessel), strict=True)
         # Their own type may be the narrower one.
         mean, var = [torch.lerp(old.to(target.dtype), target, momentum).to(old.dtype) for old, target in pairs]
-        if found.has_variance is not True:  # A lone position has no variance: nothing is learnt from it.
-            var = torch.where(torch.as_tensor(found.has_variance, device=var.device), var, running[1])
+        # A lone position has no variance: nothing is learnt from it.
+        if isinstance(found.has_variance, Tensor):
+            var = torch.where(found.has_variance, var, running[1])
+        elif not found.has_variance:
+            var = running[1]
         ops.take_over(mean, var, running, found.finite)
 
 

@@ -67,13 +67,15 @@ class History:
 
     def resize_(self, slots: int) -> None:
         """Change the number of slots; the latest steps that fit are kept."""
-        filled = min(int(self.num_steps), self.slots)
-        kept = min(filled, slots)
-        order = (int(self.num_steps) + torch.arange(-kept, 0, device=self.num_steps.device)) % max(self.slots, 1)
+        room, place = min(self.slots, slots), torch.arange(slots, device=self.num_steps.device)[: self.slots]
+        kept = self.num_steps.clamp(max=room)
+        order = (self.num_steps - kept + place) % max(self.slots, 1)
         for name, ring in self.rings.items():
+            latest = ring.index_select(0, place if name in BY_AGE else order)
+            is_there = (place < kept).reshape(-1, *[1] * (ring.ndim - 1))
             self.rings[name] = ring.new_zeros(slots, *ring.shape[1:])
-            self.rings[name][:kept] = ring[:kept] if name in BY_AGE else ring[order]
-        self.num_steps.fill_(kept)
+            self.rings[name][:room] = torch.where(is_there, latest, 0)
+        self.num_steps.copy_(kept)
         self.scratch = []
 
     def fit_(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -77,6 +77,11 @@ class Segment:
         return [operator.producer for operator in self.operators if operator.producer is not None]
 
     @property
+    def has_bias(self) -> bool:
+        """Whether its operators had biases at the latest step."""
+        return bool(self._has_bias)
+
+    @property
     def window(self) -> int:
         """Steps to pool, today's included."""
         return self.settings.window if self.pooled else 1

@@ -12,10 +12,12 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from crossbn import functional as C  # the library's F
-from crossbn.ops import cpu, library, reference
+from crossbn.messages import say
+from crossbn.ops import cpu, library, reference, triton
+from crossbn.ops.coverage import Way, ways_of
 from crossbn.ops.types import (
     NormTensors,
     NotTheOperatorsOutput,
@@ -28,7 +30,7 @@ from crossbn.ops.types import (
 )
 from crossbn.torch_internals import is_wrapped
 
-DEVICES: dict[str, ModuleType] = {"cpu": cpu}
+DEVICES: dict[str, ModuleType] = {"cpu": cpu, "cuda": triton}
 """Implementations by the type of device."""
 
 
@@ -51,7 +53,50 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: C.
             inputs = inputs._replace(moments=(mean, var), finite=C.all_finite(var), norm=None)
     if found is None and device is not None:
         found = device.step(inputs, past, storage, settings)
-    return reference.step(inputs, past, storage, settings) if found is None else found
+    if found is not None:
+        return found
+    if inputs.x.device.type not in _SAID and (lacking := why_none(inputs.x)) is not None:
+        _SAID.add(inputs.x.device.type)
+        say(f"training steps on {inputs.x.device.type} are done by torch's operators, many small ones: {lacking}")
+    return reference.step(inputs, past, storage, settings)
+
+
+_SAID = {"meta"}
+"""Devices of which it has been said; nobody waits for one without values."""
+
+
+def why_none(x: Tensor) -> str | None:
+    """Say why the device of `x` has no implementation at all, if it has none."""
+    kind = x.device.type
+    if kind not in DEVICES:
+        return f"there are no kernels for {kind}"
+    if DEVICES[kind] is triton and not triton.is_installed():
+        return "Triton is not installed: pip install triton"
+    return None
+
+
+def explain(model: nn.Module) -> list[Way]:
+    """Return how each cross-iteration norm of `model` does its training steps, and why by torch's operators if so.
+
+    Example:
+        >>> import crossbn
+        >>> from crossbn import ops
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+        >>> report = crossbn.convert_(model, window=4, weights="equal", order=2)
+        >>> print(*ops.explain(model))
+        1: 8 channels on cpu by torch, because order=2
+    """
+    return list(ways_of(model, _way))
+
+
+def _way(storage: C.Storage | None, settings: C.Settings, x: Tensor) -> tuple[str, str | None]:
+    if (lacking := why_none(x)) is not None:
+        return "torch", lacking
+    if x.is_cpu:
+        reason = None if library.in_use(x) else "the compiled library is not there, or for another type"
+        return "torch" if reason else "C", reason
+    reason = triton.why_not(storage, settings, x)
+    return "torch" if reason else "Triton", reason
 
 
 def step_backward(

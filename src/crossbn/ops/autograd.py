@@ -28,7 +28,7 @@ class WeightGradientHook:
     """
 
     def __init__(self) -> None:
-        self._deliveries: dict[tuple[int, int], tuple[Statistics, Tensor, Tensor]] = {}
+        self._deliveries: dict[tuple[int, int], tuple[Statistics, list[Tensor]]] = {}
         self._task = -1
 
     @classmethod
@@ -49,9 +49,7 @@ class WeightGradientHook:
             self._deliveries.clear()
             self._task = backward_id()
         key = statistics.place, i
-        if (known := self._deliveries.get(key)) is not None:
-            grad_mean, grad_var = known[1] + grad_mean, known[2] + grad_var
-        self._deliveries[key] = statistics, grad_mean, grad_var
+        self._deliveries.setdefault(key, (statistics, []))[1].extend((grad_mean, grad_var))
 
     @torch.no_grad()
     def _add(self, grad_inputs: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...] | None:
@@ -59,7 +57,8 @@ class WeightGradientHook:
         grad = grad_inputs[_WEIGHT]
         if self._task != backward_id() or grad is None:
             return None
-        for (_, i), (statistics, grad_mean, grad_var) in deliveries.items():
+        for (_, i), (statistics, pairs) in deliveries.items():
+            grad_mean, grad_var = pairs if len(pairs) == 2 else torch.stack(pairs).unflatten(0, (-1, 2)).sum(0)
             grad = ops.add_weight_gradient_(grad, statistics.derivative.jacobians[i], grad_mean, grad_var)
         return *grad_inputs[:_WEIGHT], grad, *grad_inputs[_WEIGHT + 1 :]
 

@@ -127,9 +127,10 @@ def _run(
     tensors += found.dependence.tensors() if found.dependence is not None else []
     packed = found.mean.new_zeros(types.starts_in_one(shapes)[-1])
     for place, tensor in zip(_parts(packed, shapes), tensors, strict=False):
-        if place is not None and tensor is not None:
-            values = torch.as_tensor(tensor, dtype=packed.dtype)
-            (place[: len(values)] if place.ndim > 1 else place).copy_(values)
+        if place is not None and isinstance(tensor, Tensor):
+            (place[: len(tensor)] if place.ndim > 1 else place).copy_(tensor)
+        elif place is not None and tensor is not None:
+            place.fill_(tensor)
     if commit is not None:
         commit()
     return packed

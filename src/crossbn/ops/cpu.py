@@ -16,6 +16,7 @@ from torch import Tensor
 from crossbn.functional import ActivatedStorage, Gradients, Jacobian, Settings, Storage
 from crossbn.functional.moments import is_differentiated
 from crossbn.ops import library
+from crossbn.ops.coverage import why_reference
 from crossbn.ops.library import Unfit, address
 from crossbn.ops.types import Outcome, PackedStatistics, Past, Statistics, StepInputs
 from crossbn.ops.workspace import Results, Workspace, extent_of
@@ -158,11 +159,7 @@ def _workspace(inputs: StepInputs, past: Past, storage: Storage | None, settings
                 return work
         except IndexError:
             pass
-    if settings.order != 1 or settings.invalid != "max" or settings.backward != "through" or settings.sync:
-        return None
-    if storage is None or storage.positions is None:
-        return None
-    if settings.history_dtype is not None or not past.is_readable:
+    if storage is None or why_reference(storage, settings, 1, False, True) is not None or not past.is_readable:
         return None
     (geometry, weight, y, output_sizes, _), x = inputs.operands[0], inputs.x
     if y is None or x.shape[2:] != output_sizes or len(y) != len(x) or not 0 < past.slots <= _MOST_STEPS:

@@ -24,11 +24,12 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Se
     Raises:
         NotTheOperatorsOutput: if the input is not what the operators make of theirs.
     """
-    with _without_autocast(inputs.x.device.type):
+    with without_autocast(inputs.x.device.type):
         return _step(inputs, past, storage if past.slots and inputs.operands else None, settings)
 
 
-def _without_autocast(kind: str) -> AbstractContextManager[Any]:
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Return a context in which products are of the type of their factors."""
     is_autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if is_autocast else nullcontext()
 
@@ -124,6 +125,11 @@ def _carry(kept: dict[str, Tensor], inputs: StepInputs) -> dict[str, Tensor]:
     return kept
 
 
+def _on_device(value: float | Tensor, like: Tensor) -> Tensor:
+    """Return a number as a scalar like `like`; filled in there, because a copy from the CPU would be waited for."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
+
+
 def _alone(mean: Tensor, var: Tensor, positions: int, finite: Flag) -> Statistics:
     """Return the statistics of a segment that remembers nothing."""
     bessel, has_variance = _bessel(float(positions))
@@ -156,7 +162,7 @@ def make_row(
     """Return what one process is to remember, whether it is the operators', and whether their inputs are finite."""
     assert inputs.moments is not None
     today = _Today(*inputs.moments, inputs.x.numel() // inputs.x.shape[1], inputs.finite, None, None)
-    with _without_autocast(inputs.x.device.type):
+    with without_autocast(inputs.x.device.type):
         return _row(inputs, past, storage, weights, today)
 
 
@@ -165,8 +171,8 @@ def _row(
 ) -> tuple[dict[str, Tensor], Flag, Flag]:
     """Return what to remember of today, whether it is the operators', and whether their inputs are finite."""
     mean, bias, operands = today.mean, inputs.bias, inputs.operands
-    count = torch.as_tensor(today.positions, device=mean.device)
-    row = {"mean": mean if bias is None else mean - bias, "var": today.var, "count": count}
+    row = {"mean": mean if bias is None else mean - bias, "var": today.var}
+    row["count"] = _on_device(today.positions, mean)
     is_theirs = sound = cast(Flag, True)
     if storage is not None and any(operand.y is not None for operand in operands):
         is_whole = inputs.is_complete and today.local is None and all(operand.y is not None for operand in operands)
@@ -211,7 +217,7 @@ def _join(today: _Today, group: dist.ProcessGroup) -> _Today:
     """
     mean = today.mean
     terms = torch.stack([part for part in today.terms or () if part is not None] or [mean[:0]])
-    flags = [torch.as_tensor(flag, dtype=mean.dtype, device=mean.device) for flag in (today.finite, today.positions)]
+    flags = [_on_device(flag, mean) for flag in (today.finite, today.positions)]
     own = torch.cat([mean, today.var, terms.flatten(), torch.stack(flags)])
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, own, group=group)

@@ -262,7 +262,8 @@ def joined(statistics: Sequence[Statistics]) -> Statistics:
         return torch.cat([_spread(value, part) for value, part in zip(values, parts, strict=True)])
 
     mean, var = torch.cat([each.mean for each in statistics]), torch.cat([each.var for each in statistics])
-    finite = functools.reduce(operator.and_, [each.finite for each in statistics])
+    flags = {id(each.finite): each.finite for each in statistics if each.finite is not True}  # often the same one
+    finite = functools.reduce(operator.and_, flags.values(), True) if len(flags) != 1 else next(iter(flags.values()))
     rest = side_by_side("bessel"), side_by_side("has_variance"), statistics[0].positions, finite
     return Statistics(mean, var, side_by_side("share"), None, *rest)
 
