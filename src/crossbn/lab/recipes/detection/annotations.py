@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,22 @@ def _mask_problem(mask: Any, image: Mapping[str, Any]) -> str:
 
 
 def _is_decodable(mask: Mapping[str, Any]) -> bool:
-    from pycocotools import mask as codec
-
     counts, (height, width) = mask.get("counts"), mask["size"]
     try:
         if isinstance(counts, list):
             return sum(counts) == height * width
         if not isinstance(counts, str):
             return False
-        return bool(codec.decode({"size": mask["size"], "counts": counts.encode()}).shape == (height, width))
+        return bool(decode({"size": mask["size"], "counts": counts.encode()}).shape == (height, width))
     except (ValueError, TypeError):
         return False
+
+
+def decode(mask: Mapping[str, Any]) -> Any:
+    """Return the array [H, W] of a mask that is given as compressed runs of pixels, 1 where the object is."""
+    from pycocotools import mask as codec
+
+    with warnings.catch_warnings():
+        # It makes its array in a way that numpy 2 will not know for ever.
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+        return codec.decode(mask)

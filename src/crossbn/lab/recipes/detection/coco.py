@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crossbn.lab.data import DataError
-from crossbn.lab.recipes.detection.annotations import check_annotations, find_annotations, read_annotations
+from crossbn.lab.recipes.detection.annotations import check_annotations, decode, find_annotations, read_annotations
 from crossbn.lab.recipes.detection.scenes import Scene
 
 _LEAST_SIDE = 1e-3  # of a box in pixels; narrower ones have no inside that could be found
@@ -101,7 +101,7 @@ class CocoScenes:
     def _masks(self, found: list[dict[str, Any]], pixels: Tensor) -> Tensor:
         masks = torch.zeros(len(found), *pixels.shape[1:], dtype=torch.uint8)
         for mask, each in zip(masks, found, strict=True):
-            mask.copy_(torch.from_numpy(self.coco.annToMask(each)))
+            mask.copy_(torch.from_numpy(decode(self.coco.annToRLE(each))))
         return masks
 
 

@@ -43,7 +43,7 @@ def is_pretrained(recipe: Recipe) -> bool:
     return recipe.backbone_weights is not None or comes_with_them
 
 
-def build_network(recipe: Recipe, classes: int) -> nn.Module:
+def build_network(recipe: Recipe, classes: int, trained: bool = False) -> nn.Module:
     """Return a detector with BatchNorm wherever a norm can be chosen; equal seeds give equal weights.
 
     The early stages of a trained backbone are not trained on.
@@ -51,6 +51,7 @@ def build_network(recipe: Recipe, classes: int) -> nn.Module:
     Args:
         recipe: of the run.
         classes: to find, without the background.
+        trained: whether weights of the whole detector will be loaded; a file of backbone weights is then not needed.
 
     Raises:
         RecipeError: if there is no such detector, or its weights cannot be had.
@@ -64,7 +65,7 @@ def build_network(recipe: Recipe, classes: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         network = _own(recipe, classes) if recipe.model in OWN_MODELS else _torchvision(recipe, classes)
-    if recipe.backbone_weights is not None:
+    if recipe.backbone_weights is not None and not trained:
         load_backbone_(network.backbone, Path(recipe.backbone_weights))
     if is_pretrained(recipe):
         freeze_early_(network.backbone)
