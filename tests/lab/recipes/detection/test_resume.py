@@ -35,7 +35,7 @@ def test_goes_on_after_kill_9(tmp_path: Path) -> None:
     reached = torch.load(tmp_path / "killed" / "last.ckpt", weights_only=True)["global_step"]
     assert 0 < reached < 8
     straight, resumed = (finish(RUN, tmp_path / name) for name in ("straight", "killed"))
-    assert differences(*(without_times(each[1]) for each in (straight, resumed))) == []
+    assert differences(without_times(straight[1]), without_times(resumed[1])) == []
     assert straight[0].curve == resumed[0].curve
 
 
@@ -65,7 +65,7 @@ def test_goes_on_before_and_after_a_switch_of_norms(
     found = torch.load(tmp_path / "crashed" / "last.ckpt", weights_only=True)
     assert (found["global_step"], found["detection"]["switched"]) == (crash, crash > 4)
     straight, resumed = (finish(SWITCHING, tmp_path / name) for name in ("straight", "crashed"))
-    assert differences(*(without_times(each[1]) for each in (straight, resumed))) == []
+    assert differences(without_times(straight[1]), without_times(resumed[1])) == []
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:

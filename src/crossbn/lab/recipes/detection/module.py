@@ -116,6 +116,5 @@ class Detector(RunModule):
         sums = self.trainer.strategy.reduce(self.tally.sums(self.device), reduce_op="sum")
         loss, _, forwards, _ = sums.tolist()
         point = Point(self.span.stop / self.plan.forwards_per_epoch, loss / forwards, self.keeper.scores())
-        self.keeper.forget()
         known = {name: value for name, value in point.scores.items() if value is not None}
         self.add_point(point, {"epoch": point.epoch, "train_loss": point.train_loss, **known})

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from crossbn.compat import ensure_torchvision
+from crossbn.integrations.processes import gather_all
 from crossbn.lab.recipes.detection.recipe import SCORES, Scores
 
 _NAMES = dict(zip(SCORES, ("map", "map_50", "map_75", "map_small", "map_medium", "map_large"), strict=True))
@@ -24,7 +25,8 @@ class ScoreKeeper(nn.Module):
         >>> there = {"boxes": Tensor([[1, 1, 9, 9]]), "labels": Tensor([1]).long()}
         >>> keeper = ScoreKeeper(masks=False)
         >>> keeper.add([{**there, "scores": Tensor([0.9])}], [there])
-        >>> keeper.scores()["AP"], keeper.scores()["APl"]
+        >>> scores = keeper.scores()
+        >>> scores["AP"], scores["APl"]
         (1.0, None)
     """
 
@@ -37,7 +39,10 @@ class ScoreKeeper(nn.Module):
         backend = "faster_coco_eval" if find_spec("faster_coco_eval") is not None else "pycocotools"
         # One for each kind: the sizes of objects are then those of the same areas for both.
         self.metrics = nn.ModuleDict(
-            {kind: MeanAveragePrecision(iou_type=kind, backend=backend) for kind in kinds.values()}
+            {
+                kind: MeanAveragePrecision(iou_type=kind, backend=backend, sync_on_compute=False)
+                for kind in kinds.values()
+            }
         )
         self.kinds = kinds
 
@@ -51,19 +56,31 @@ class ScoreKeeper(nn.Module):
             self._metric(kind).update(masked, known)
 
     def scores(self) -> Scores:
-        """Return the scores of all images, those of all processes."""
+        """Return the scores of all images, those of all processes, and begin anew."""
         found: dict[str, float | None] = {}
         for prefix, kind in self.kinds.items():
-            values = self._metric(kind).compute()
+            metric = self._metric(kind)
+            _join_processes_(metric)
+            values = metric.compute()
+            metric.reset()
             for name, theirs in _NAMES.items():
                 value = float(values[theirs])
                 found[f"{prefix}{name}"] = None if value < 0 else value  # -1 where there is nothing of the kind
         return found
 
-    def forget(self) -> None:
-        """Begin anew."""
-        for kind in self.kinds.values():
-            self._metric(kind).reset()
-
     def _metric(self, kind: str) -> Any:
         return self.metrics[kind]
+
+
+def _join_processes_(metric: Any) -> None:
+    """Let a metric know what those of the other processes know, which may have seen more images or fewer.
+
+    torchmetrics' own way takes for granted that all have seen equally many.
+    """
+    own = {
+        name: [each.cpu() if isinstance(each, Tensor) else each for each in values]
+        for name, values in metric.metric_state.items()
+    }
+    states = gather_all(own)
+    for name in own:
+        setattr(metric, name, [each for state in states for each in state[name]])
