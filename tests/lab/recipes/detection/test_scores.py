@@ -60,3 +60,13 @@ def test_masks_are_scored_by_their_pixels() -> None:
     scores = keeper.scores()
     assert (scores["AP"], scores["mask AP50"], scores["mask AP75"]) == (1.0, 1.0, 0.0)
     assert scores["mask AP"] == pytest.approx(0.3)  # 0.5, 0.55 and 0.6 of ten overlaps
+
+
+def test_where_nothing_is_found_scores_are_0_and_not_missing() -> None:
+    keeper = ScoreKeeper(masks=True)
+    box = boxes((0.0, 0.0, 20.0, 20.0))
+    masks = torch.ones(1, 50, 50, dtype=torch.uint8)
+    nothing = {**found(box[:0], []), "masks": torch.zeros(0, 1, 50, 50)}
+    keeper.add([nothing], [{**there(box, [0]), "masks": masks}])
+    scores = keeper.scores()
+    assert (scores["AP"], scores["mask AP"], scores["mask APs"], scores["mask APl"]) == (0.0, 0.0, 0.0, None)

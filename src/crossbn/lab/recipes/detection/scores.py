@@ -62,10 +62,13 @@ class ScoreKeeper(nn.Module):
             metric = self._metric(kind)
             _join_processes_(metric)
             values = metric.compute()
+            nothing = all(len(each) == 0 for each in metric.detection_scores)
             metric.reset()
             for name, theirs in _NAMES.items():
                 value = float(values[theirs])
-                found[f"{prefix}{name}"] = None if value < 0 else value  # -1 where there is nothing of the kind
+                own = None if value < 0 else value  # -1 where there is nothing of the kind
+                # Of masks torchmetrics says so where nothing was found, too: that is as bad as it is for boxes.
+                found[f"{prefix}{name}"] = found[name] if nothing and prefix else own
         return found
 
     def _metric(self, kind: str) -> Any:
