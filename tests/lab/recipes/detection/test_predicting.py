@@ -60,21 +60,24 @@ def test_drawings_and_objects(run: Path, image: Path, tmp_path: Path) -> None:
         "shapes.png",
     ]
     with Image.open(tmp_path / "out" / "shapes.png") as drawn, Image.open(image) as given:
-        assert drawn.size == given.size
-        assert drawn.tobytes() != given.tobytes()
+        assert drawn.size == (3 * given.width, 3 * given.height)  # up to 512 pixels
+        assert drawn.tobytes() != given.resize(drawn.size, Image.Resampling.NEAREST).tobytes()
     lines = [json.loads(line) for line in (tmp_path / "out" / "objects.jsonl").read_text().splitlines()]
     assert [len(line["objects"]) for line in lines] == [len(found.names) for _, found in done]
     assert lines[1]["objects"][0]["class"] in ("ellipse", "rectangle", "triangle")
 
 
-def test_a_box_and_a_mask_are_where_they_were_found() -> None:
-    black = torch.zeros(3, 60, 80, dtype=torch.uint8)
-    mask = torch.zeros(1, 60, 80, dtype=torch.bool)
-    mask[:, 30:40, 30:50] = True
-    picture = draw(black, Found(torch.tensor([[30.0, 30.0, 50.0, 40.0]]), ["x"], torch.tensor([0.9]), mask))
-    assert picture[:, 31:39, 31:49].sum(0).min() > 0
-    assert picture[:, 45:, :].sum() == 0
-    empty = Found(torch.empty(0, 4), [], torch.empty(0), torch.empty(0, 60, 80, dtype=torch.bool))
+def test_boxes_and_masks_are_where_they_were_found() -> None:
+    black = torch.zeros(3, 400, 600, dtype=torch.uint8)
+    masks = torch.zeros(2, 400, 600, dtype=torch.bool)
+    masks[0, 200:300, 200:400] = True
+    masks[1, 250:350, 300:500] = True
+    where = torch.tensor([[200.0, 200.0, 400.0, 300.0], [300.0, 250.0, 500.0, 350.0]])
+    picture = draw(black, Found(where, ["x", "y"], torch.tensor([0.9, 0.8]), masks))
+    for box in where.int().tolist():  # the corner where both are, too
+        assert picture[:, box[1] : box[3], box[0] : box[2]].amax(0).min() > 0
+    assert picture[:, 360:].sum() == 0
+    empty = Found(torch.empty(0, 4), [], torch.empty(0), torch.empty(0, 400, 600, dtype=torch.bool))
     assert torch.equal(draw(black, empty), black)
 
 

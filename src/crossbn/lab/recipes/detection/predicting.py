@@ -25,6 +25,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _STATE = "detection"
 # Of objects, one after the other; to be told apart on any ground, and by most who do not see all colours.
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+_LEAST_DRAWN = 512  # pixels of the longer side, that a drawing has about
 _ONCE = Plan(images=1, batch_size=1, accumulate=1, processes=1, epochs=1, points=None)
 
 
@@ -98,17 +99,29 @@ def _own_name(name: str) -> str:
 
 
 def draw(image: Tensor, found: Found) -> Tensor:
-    """Return the image, uint8 [3, H, W], with boxes, names and masks drawn on it."""
+    """Return the image, uint8 [3, H, W], with boxes, names and masks drawn on it.
+
+    Small images are enlarged by a whole number, so that the names can be read.
+    """
     ensure_torchvision()
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
+    scale = max(1, _LEAST_DRAWN // max(image.shape[1:]))
+    picture = _enlarge(image, scale)
     colours: list[Any] = [_COLOURS[number % len(_COLOURS)] for number in range(len(found.names))]
     if not colours:
-        return image
+        return picture
     if found.masks is not None:
-        image = draw_segmentation_masks(image, found.masks, alpha=0.45, colors=colours)
+        # One by one: where masks overlap, torchvision would draw black.
+        for mask, colour in zip(_enlarge(found.masks, scale), colours, strict=True):
+            picture = draw_segmentation_masks(picture, mask, alpha=0.4, colors=colour)
     labels = [f"{name} {score:.2f}" for name, score in zip(found.names, found.scores.tolist(), strict=True)]
-    return draw_bounding_boxes(image, found.boxes, labels, colours, width=max(1, max(image.shape[1:]) // 400))
+    width = max(1, max(picture.shape[1:]) // 400)
+    return draw_bounding_boxes(picture, scale * found.boxes, labels, colours, width=width)
+
+
+def _enlarge(pixels: Tensor, scale: int) -> Tensor:
+    return pixels.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
 
 
 def list_images(places: Sequence[Path]) -> list[Path]:
