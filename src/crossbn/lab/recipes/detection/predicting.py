@@ -116,7 +116,7 @@ def draw(image: Tensor, found: Found) -> Tensor:
         for mask, colour in zip(_enlarge(found.masks, scale), colours, strict=True):
             picture = draw_segmentation_masks(picture, mask, alpha=0.4, colors=colour)
     labels = [f"{name} {score:.2f}" for name, score in zip(found.names, found.scores.tolist(), strict=True)]
-    width = max(1, max(picture.shape[1:]) // 400)
+    width = max(2, max(picture.shape[1:]) // 300)
     return draw_bounding_boxes(picture, scale * found.boxes, labels, colours, width=width)
 
 
