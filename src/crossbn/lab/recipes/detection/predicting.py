@@ -117,7 +117,8 @@ def draw(image: Tensor, found: Found) -> Tensor:
             picture = draw_segmentation_masks(picture, mask, alpha=0.4, colors=colour)
     labels = [f"{name} {score:.2f}" for name, score in zip(found.names, found.scores.tolist(), strict=True)]
     width = max(2, max(picture.shape[1:]) // 300)
-    return draw_bounding_boxes(picture, scale * found.boxes, labels, colours, width=width)
+    boxes = scale * found.boxes
+    return draw_bounding_boxes(picture, boxes, labels, colours, width=width, label_colors="black", fill_labels=True)
 
 
 def _enlarge(pixels: Tensor, scale: int) -> Tensor:
