@@ -64,7 +64,7 @@ class Recipe:
         train_images: how many to train on, the first of a fixed permutation; None for all.
         test_images: how many to test on; None for all.
         image_size: the shorter side of an image, unless the longer would exceed 5/3 of that.
-        scales: shorter sides to choose from at random in training; none for `image_size` always.
+        scales: further shorter sides, to choose from at random in training beside `image_size`.
         mirror: whether training images are mirrored half of the time.
         channels: of the pyramid and the heads of the first two models.
         proposals: regions of an image that the heads are trained on, of the R-CNNs.
