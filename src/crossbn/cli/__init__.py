@@ -25,6 +25,7 @@ def make_app() -> typer.Typer:
     from crossbn.cli.data import data
     from crossbn.cli.demo import demo
     from crossbn.cli.diagnose import diagnose
+    from crossbn.cli.predict import predict
     from crossbn.cli.report import report
     from crossbn.cli.reproduce import reproduce
     from crossbn.cli.train import train
@@ -43,6 +44,7 @@ def make_app() -> typer.Typer:
     app.add_typer(data, name="data")
     app.command()(demo)
     app.command()(diagnose)
+    app.command()(predict)
     app.command()(report)
     app.command()(reproduce)
     app.add_typer(train, name="train")

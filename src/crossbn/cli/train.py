@@ -1,27 +1,21 @@
 """`crossbn train`: the recipes, any norm, any registered model and data set."""
 
-import json
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from crossbn.cli.detect import detect
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail
-from crossbn.lab.data import DATASETS, FOLDER_VARIABLE, DataError
-from crossbn.lab.recipes.classification import Machine, OtherRunError, Outcome, Point, Recipe, RecipeError
-from crossbn.lab.recipes.classification import Progress as News
+from crossbn.cli.runs import carry_out, is_first, mistakes_told, parse_options
+from crossbn.lab.data import DATASETS, FOLDER_VARIABLE
+from crossbn.lab.recipes.classification import Machine, Outcome, Point, Recipe, RecipeError
 from crossbn.lab.recipes.classification import train as train_classifier
 from crossbn.lab.recipes.classification.networks import check_model
 from crossbn.nn import NORMS
 
 train = typer.Typer(no_args_is_help=True, help="Train a network.", rich_markup_mode=None)
-train.callback()(lambda: None)  # with a callback, a single verb stays a verb
+train.command()(detect)
 
 _Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
 
@@ -93,7 +87,7 @@ def classify(
             model=model,
             width=width,
             norm=norm,
-            norm_options=_parse(norm_option, "--norm-option"),
+            norm_options=parse_options(norm_option, "--norm-option"),
             reparametrize=reparametrize,
             window=window,
             batch_size=batch_size,
@@ -112,96 +106,23 @@ def classify(
             points=points,
             switch_norm=switch_norm,
             switch_epoch=switch_epoch,
-            switch_options=_parse(switch_option, "--switch-option"),
+            switch_options=parse_options(switch_option, "--switch-option"),
         )
         check_model(model)
     except RecipeError as error:
         raise typer.BadParameter(str(error)) from None
     machine = Machine(accelerator, devices, nodes, strategy, workers, data_folder, 60 * checkpoint_minutes)
-    with _mistakes_told(output):
-        outcome = _carry_out(recipe, machine, output, fresh)
-    if _is_first():
+    with mistakes_told(output):
+        outcome = carry_out(
+            lambda watch: train_classifier(recipe, output, watch, machine, fresh),
+            f"{model}, {norm}",
+            epochs,
+            _describe,
+            output,
+            fresh,
+        )
+    if is_first():
         _print(outcome, output)
-
-
-def _parse(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
-    """Return options by name; a value is JSON, or else a text."""
-    options: dict[str, Any] = {}
-    for word in given or ():
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{word!r} is not NAME=VALUE", param_hint=hint)
-        try:
-            options[name.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            options[name.replace("-", "_")] = value
-    return options
-
-
-def _carry_out(recipe: Recipe, machine: Machine, output: Path, fresh: bool) -> Outcome:
-    from crossbn.lab.recipes.classification.trainer import Files  # it imports the engine, which takes seconds
-
-    if not _is_first():
-        return train_classifier(recipe, output, machine=machine, fresh=fresh)
-    files = Files(output)
-    finished = files.record.exists() and not fresh
-    if files.checkpoint.exists() and not finished and not fresh:
-        typer.echo(f"{files.checkpoint} is there: the run goes on from it.", err=True)
-    output.mkdir(parents=True, exist_ok=True)
-    with _shown(recipe) as watch:
-        outcome = train_classifier(recipe, output, watch, machine, fresh)
-    if finished:
-        typer.echo(f"{files.record} is there: the run had been finished, --fresh trains anew.", err=True)
-    return outcome
-
-
-def _is_first() -> bool:
-    """Tell whether this is the first of the processes that train, the one that speaks."""
-    from crossbn.integrations.engine import rank_zero_only
-
-    return bool(rank_zero_only.rank == 0)
-
-
-class _Shown(logging.Handler):
-    """Shows a bar, a line for each point of the curve, and above the bar what the norms' callback logs."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(logging.INFO)
-        columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn())
-        times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
-        self.epochs = recipe.epochs
-        self.name = f"{recipe.model}, {recipe.norm}"
-        self.progress = Progress(*columns, *times, console=Console(stderr=True))
-        self.bar = self.progress.add_task(self.name, total=1.0)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.progress.console.print(record.getMessage(), highlight=False)
-
-    def watch(self, news: Point | News) -> None:
-        self.progress.start()  # only now: what keeps a run from starting is told without a bar
-        if isinstance(news, Point):
-            self.progress.console.print(_describe(news), highlight=False)
-            self.progress.update(self.bar, completed=news.epoch / self.epochs)
-        else:
-            self.progress.update(self.bar, completed=news.share, description=f"{self.name}: {news.phrase}")
-
-
-@contextmanager
-def _shown(recipe: Recipe) -> Iterator[Callable[[Point | News], None]]:
-    """Show how a run goes."""
-    from crossbn.integrations.lightning import LOGGER
-
-    shown, level = _Shown(recipe), LOGGER.level
-    LOGGER.addHandler(shown)
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False
-    try:
-        yield shown.watch
-    finally:
-        shown.progress.stop()
-        LOGGER.removeHandler(shown)
-        LOGGER.setLevel(level)
-        LOGGER.propagate = True
 
 
 def _describe(point: Point) -> str:
@@ -218,18 +139,3 @@ def _print(outcome: Outcome, output: Path) -> None:
         f"{outcome.test_images:,} test images after {recipe.epochs} epochs, {outcome.seconds_per_step * 1000:.1f} ms a "
         f"forward. {output} has the record, the log and the last checkpoint."
     )
-
-
-@contextmanager
-def _mistakes_told(output: Path) -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail(f"interrupted; the same command goes on from {output}")
-    except OtherRunError as error:
-        fail(f"{error}; --output names another directory, --fresh begins anew")
-    except (RecipeError, DataError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")

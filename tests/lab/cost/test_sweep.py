@@ -39,10 +39,17 @@ def test_targets_are_six_cases() -> None:
     ]
     assert all(goal.case.norms == ("bn", "cbn") for goal in goals)
     assert goals[2].target.history == 7.0
-    with pytest.raises(ValueError, match="no suite 'target', there is targets"):
+    with pytest.raises(ValueError, match="no suite 'target', there is targets, detection"):
         make_suite("target")
 
 
 def test_ratios_of_records() -> None:
     bn, _, cbn = records(case(), cbn=1.25)
     assert Ratios.of(cbn, bn) == Ratios(train=1.25, burn_in=1.02, eval=1.0, folded=0.9, history=2.0, peak=1.1)
+
+
+def test_detection_is_compared_with_gn_as_well() -> None:
+    (goal,) = make_suite("detection", threads=1)
+    assert (goal.case.input_shape, goal.case.batch_size, goal.case.window) == ((3, 256, 256), 2, 8)
+    assert goal.case.norms == ("bn", "gn", "cbn")
+    assert (goal.target.train, goal.target.folded_to_gn) == (1.10, 1.0)

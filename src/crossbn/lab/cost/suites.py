@@ -18,6 +18,7 @@ class Ratios:
         folded: the same with the norms folded away.
         history: what is remembered, relative to the weights of the operators that feed the norms.
         peak: memory in use at the height of a training step.
+        folded_to_gn: time of folded inference relative to GN's inference, which nothing folds.
     """
 
     train: float | None = None
@@ -26,13 +27,17 @@ class Ratios:
     folded: float | None = None
     history: float | None = None
     peak: float | None = None
+    folded_to_gn: float | None = None
 
     @classmethod
-    def of(cls, cbn: CostRecord, bn: CostRecord) -> "Ratios":
-        """Return the ratios that two records of the same case come to."""
+    def of(cls, cbn: CostRecord, bn: CostRecord, gn: CostRecord | None = None) -> "Ratios":
+        """Return the ratios that records of the same case come to."""
         times = {name: timing.ratio for name, timing in cbn.timings.items()}
         history = cbn.history_bytes / cbn.paired_weight_bytes if cbn.paired_weight_bytes else None
-        return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes)
+        faster = None
+        if gn is not None and "folded" in cbn.timings:
+            faster = cbn.timings["folded"].seconds / gn.timings["eval"].seconds
+        return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes, folded_to_gn=faster)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,9 @@ _TARGETS = (
     ("mobilenet_v2", 224, 4, 4, 1.15),
     ("densenet121", 224, 4, 4, 1.25),
 )
-SUITES = ("targets",)
+_DETECTION = (("crossbn.lab.recipes.detection.costed:faster_rcnn_resnet18", 256, 2, 8, 1.10),)
+_SUITES = {"targets": (_TARGETS, ("bn", "cbn")), "detection": (_DETECTION, ("bn", "gn", "cbn"))}
+SUITES = tuple(_SUITES)
 
 
 def make_suite(name: str, **settings: Any) -> list[Goal]:
@@ -71,11 +78,13 @@ def make_suite(name: str, **settings: Any) -> list[Goal]:
     """
     if name not in SUITES:
         raise ValueError(f"there is no suite {name!r}, there is {', '.join(SUITES)}")
+    targets, norms = _SUITES[name]
+    faster = 1.0 if "gn" in norms else None
     return [
         Goal(
-            Case(model, (3, size, size), batch_size, window, norms=("bn", "cbn"), **settings),
+            Case(model, (3, size, size), batch_size, window, norms=norms, **settings),
             # In burn-in, in evaluation and folded the layer does what BN does.
-            Ratios(train=train, burn_in=1.02, eval=1.02, folded=1.0, history=window - 1.0),
+            Ratios(train=train, burn_in=1.02, eval=1.02, folded=1.0, history=window - 1.0, folded_to_gn=faster),
         )
-        for model, size, batch_size, window, train in _TARGETS
+        for model, size, batch_size, window, train in targets
     ]

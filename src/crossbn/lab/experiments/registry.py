@@ -22,6 +22,7 @@ from crossbn.lab.experiments import (
     weights,
     window,
 )
+from crossbn.lab.experiments.coco import TABLES
 from crossbn.lab.experiments.experiment import Experiment, Scale
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -45,6 +46,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sampling": sampling,
     "finetune": finetune,
     "learning_rate": learning_rate,
+    **TABLES,
 }
 """In the order of the paper, then what it does not have; a new table or figure is a module and an entry here."""
 _SCALES = {

@@ -36,6 +36,20 @@ class InterruptedRun(Exception):  # noqa: N818  # no error: somebody wished it
         self.by = by
 
 
+@contextmanager
+def interruptions_told() -> Iterator[None]:
+    """Raise what Python knows for a run that was told to stop: KeyboardInterrupt, or SystemExit after SIGTERM."""
+    try:
+        yield
+    except InterruptedRun as stop:
+        raise (KeyboardInterrupt if stop.by is signal.SIGINT else SystemExit(128 + stop.by)) from None
+    except SystemExit as error:
+        # The engine turns a Ctrl-C of which we did not know into an exit, with a status of 1.
+        if error.code == 1:
+            raise KeyboardInterrupt from None
+        raise
+
+
 class AtomicFiles(TorchCheckpointIO):
     """Writes beside the old file, then takes its place: there is a complete one at every moment."""
 

@@ -1,18 +1,32 @@
 """A folder of records as a page."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from crossbn.lab.records import RecordError
 from crossbn.lab.report.cost_section import cost_sections
 from crossbn.lab.report.demo_section import demo_sections
+from crossbn.lab.report.detection_section import detection_section
 from crossbn.lab.report.experiment_section import experiment_sections
 from crossbn.lab.report.fidelity_section import fidelity_sections
 from crossbn.lab.report.page import Page, Section
-from crossbn.lab.report.reading import COST, DEMO, DIAGNOSE, KINDS, REPRODUCE, TRAIN, Kind, Problem, Source, read_folder
+from crossbn.lab.report.reading import (
+    COST,
+    DEMO,
+    DETECT,
+    DIAGNOSE,
+    KINDS,
+    REPRODUCE,
+    TRAIN,
+    Kind,
+    Problem,
+    Source,
+    read_folder,
+)
 from crossbn.lab.report.sections import Maker, attempt, attempt_all
 from crossbn.lab.report.training_section import training_section
 
@@ -22,6 +36,7 @@ _MAKERS: dict[Kind, Maker] = {
     COST: cost_sections,
     DIAGNOSE: fidelity_sections,
 }
+_JOINED: dict[Kind, Callable[[list[Any], str], Section]] = {DETECT: detection_section, TRAIN: training_section}
 
 
 def make_page(folder: Path, title: str | None = None) -> Page:
@@ -53,11 +68,11 @@ def _parts(sources: Sequence[Source]) -> Iterator[tuple[str, Section | Problem]]
     """Yield what the page consists of, by command, with the name of the file that it is about."""
     for kind in KINDS:
         files = [source for source in sources if kind in source.records]
-        if kind is TRAIN and files:
+        if kind in _JOINED and files:
             # One section for all: each training has a folder of its own, and a comparison needs several.
             name = files[0].name if len(files) == 1 else f"{len(files)} files"
-            trainings = [training for source in files for training in source.records[TRAIN]]
-            yield name, attempt(partial(training_section, trainings, name), name)
+            trainings = [training for source in files for training in source.records[kind]]
+            yield name, attempt(partial(_JOINED[kind], trainings, name), name)
         else:
             yield from ((source.name, found) for source in files for found in attempt_all(_MAKERS[kind], source))
 

@@ -11,6 +11,7 @@ from crossbn.lab.experiments.records import Record
 from crossbn.lab.experiments.tasks import Result
 from crossbn.lab.fidelity.fidelity_records import FidelityRecord
 from crossbn.lab.records import MALFORMED
+from crossbn.lab.report.detection_section import DetectorTraining
 from crossbn.lab.report.training_records import Training
 
 
@@ -25,10 +26,11 @@ class Kind(NamedTuple):
 
 DEMO = Kind("demo", frozenset({"experiment", "norm", "window", "curve", "test_images"}), Record.from_json)
 REPRODUCE = Kind("reproduce", frozenset({"experiment", "name", "seed", "settings", "values"}), Result.from_json)
+DETECT = Kind("train detect", frozenset({"curve", "scores", "waiting_share"}), DetectorTraining.from_json)
 TRAIN = Kind("train", frozenset({"curve", "seconds", "versions"}), Training.from_json)
 COST = Kind("cost", frozenset({"model", "norm", "timings", "peak_bytes"}), CostRecord.from_json)
 DIAGNOSE = Kind("diagnose", frozenset({"step", "layer", "age", "truth"}), FidelityRecord.from_json)
-KINDS = (DEMO, REPRODUCE, TRAIN, COST, DIAGNOSE)
+KINDS = (DEMO, REPRODUCE, DETECT, TRAIN, COST, DIAGNOSE)
 
 
 class Problem(NamedTuple):

@@ -59,13 +59,13 @@ class Training:
         curve = tuple(Moment(**{name: point[name] for name in Moment._fields}) for point in found["curve"])
         if not curve:
             raise ValueError("a training has one measurement at least")
-        settings = _settings({name: value for name, value in found.items() if name not in _OUTCOME})
+        settings = settings_used({name: value for name, value in found.items() if name not in _OUTCOME})
         commit = str(found.get("commit") or "")
         made = {name: found[name] for name in ("seconds", "versions", "machine")}
         return cls(settings, found["seed"], curve, commit=commit, **made)
 
 
-def _settings(told: dict[str, Any]) -> dict[str, Any]:
+def settings_used(told: dict[str, Any]) -> dict[str, Any]:
     """Return the settings as they took effect: a default that follows another setting has what it came to."""
     used = {name.removesuffix("_used"): value for name, value in told.items() if name.endswith("_used")}
     settings = {name: used.get(name, value) for name, value in told.items() if not name.endswith("_used")}

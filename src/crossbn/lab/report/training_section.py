@@ -1,6 +1,7 @@
 """Records of `crossbn train` as a section of a page: all trainings of a folder side by side."""
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from crossbn.lab.experiments.rows import Spread
 from crossbn.lab.report.comparison import write_spread
@@ -44,7 +45,19 @@ def training_section(trainings: Sequence[Training], name: str) -> Section:
     )
 
 
-def group_by_settings(trainings: Sequence[Training]) -> dict[str, list[Training]]:
+class HasSettings(Protocol):
+    """What a training has at least."""
+
+    @property
+    def settings(self) -> Settings:
+        """Everything that it was told but the seed, by name."""
+        ...
+
+
+TrainingT = TypeVar("TrainingT", bound=HasSettings)
+
+
+def group_by_settings(trainings: Sequence[TrainingT]) -> dict[str, list[TrainingT]]:
     """Return the trainings by what sets them apart, those that differ in their seed only together."""
     runs = [training.settings for training in trainings]
     telling = ["norm"]
@@ -52,7 +65,7 @@ def group_by_settings(trainings: Sequence[Training]) -> dict[str, list[Training]
         # What follows from the others, as the learning rate does from the batch size, is not in the name.
         if len({_label(run, [*telling, name]) for run in runs}) > len({_label(run, telling) for run in runs}):
             telling.append(name)
-    groups: dict[str, list[Training]] = {}
+    groups: dict[str, list[TrainingT]] = {}
     for training in trainings:
         groups.setdefault(_label(training.settings, telling), []).append(training)
     return groups

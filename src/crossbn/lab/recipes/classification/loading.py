@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ _MOST_PIXELS = 64 * 224 * 224  # of a batch to test on
 _MOST_TEST_IMAGES = 500
 
 
-def _options(workers: int) -> dict[str, Any]:
+def loader_options(workers: int) -> dict[str, Any]:
     """Return what all loaders have in common: an item is a whole batch, and the process's random numbers are let be."""
     return {
         "batch_size": None,
@@ -27,17 +28,25 @@ def _options(workers: int) -> dict[str, Any]:
 
 
 class SpanLoader(DataLoader[Any]):
-    """The batches of a span; its state is how many have been handed out, not how many were prepared ahead."""
+    """The batches of a span; its state is how many have been handed out, not how many were prepared ahead.
+
+    Attributes:
+        waited: seconds that somebody has waited for batches so far.
+    """
 
     def __init__(self, dataset: Dataset[Any], order: Order, workers: int) -> None:
-        super().__init__(dataset, sampler=order, **_options(workers))
+        super().__init__(dataset, sampler=order, **loader_options(workers))
         self.order = order
+        self.waited = 0.0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator is an iterator
         """Yield the batches that are left. Being a generator, it starts workers when it is first asked for one."""
+        started = time.perf_counter()
         for batch in super().__iter__():
             self.order.done += 1
+            self.waited += time.perf_counter() - started
             yield batch
+            started = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
         """Return what the engine puts into a checkpoint."""
@@ -74,4 +83,4 @@ class Supply(LightningDataModule):
         mine = torch.arange(self.trainer.global_rank, len(self.images.test), self.trainer.world_size)
         size = max(1, min(_MOST_TEST_IMAGES, _MOST_PIXELS // self.images.size**2))
         draws = [Draw(part, 0) for part in mine.split(size)]
-        return DataLoader(self.images.test, sampler=draws, **_options(self.workers))
+        return DataLoader(self.images.test, sampler=draws, **loader_options(self.workers))

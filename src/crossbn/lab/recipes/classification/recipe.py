@@ -125,12 +125,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("width", "batch_size", "epochs", "accumulate"):
-            _check(name, getattr(self, name), 1)
+            check_least(name, getattr(self, name), 1)
         for name in ("window", "train_images", "test_images", "image_size", "points"):
-            _check(name, getattr(self, name), 1, optional=True)
+            check_least(name, getattr(self, name), 1, optional=True)
         for name in ("burn_in_epochs", "momentum", "weight_decay", "switch_epoch"):
-            _check(name, getattr(self, name), 0)
-        _check("learning_rate", self.learning_rate, 0, optional=True)
+            check_least(name, getattr(self, name), 0)
+        check_least("learning_rate", self.learning_rate, 0, optional=True)
         for name, known in (
             ("norm", (*NORMS, *NORM_ACTIVATIONS)),
             ("switch_norm", NORMS),
@@ -140,16 +140,7 @@ class Recipe:
             if value not in known and not (value is None and name != "norm"):
                 raise RecipeError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.switch_norm is not None:
-            self._check_switch()
-
-    def _check_switch(self) -> None:
-        # An optimizer goes on with the parameters that it has; gamma and beta are all of them in these norms.
-        after = (*_SAME_PARAMETERS, "gn", "ln", "in")
-        if self.norm not in _SAME_PARAMETERS or self.switch_norm not in after:
-            raise RecipeError(
-                f"norms can be switched from {', '.join(_SAME_PARAMETERS)}, to these and gn, ln, in; not from "
-                f"{self.norm} to {self.switch_norm}"
-            )
+            check_switch(self.norm, self.switch_norm)
 
     @property
     def effective_window(self) -> int:
@@ -169,9 +160,21 @@ class Recipe:
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
-def _check(name: str, value: float | None, least: int, optional: bool = False) -> None:
+def check_least(name: str, value: float | None, least: int, optional: bool = False) -> None:
+    """Raise RecipeError for a value below the least one; None is one only if it is optional."""
     if not (optional and value is None) and (value is None or value < least):
         raise RecipeError(f"{name} must be at least {least}, got {value!r}")
+
+
+def check_switch(norm: str, switch_norm: str) -> None:
+    """Raise RecipeError if a network cannot go on with another norm in the midst of training."""
+    # An optimizer goes on with the parameters that it has; gamma and beta are all of them in these norms.
+    after = (*_SAME_PARAMETERS, "gn", "ln", "in")
+    if norm not in _SAME_PARAMETERS or switch_norm not in after:
+        raise RecipeError(
+            f"norms can be switched from {', '.join(_SAME_PARAMETERS)}, to these and gn, ln, in; not from "
+            f"{norm} to {switch_norm}"
+        )
 
 
 @dataclass(frozen=True)

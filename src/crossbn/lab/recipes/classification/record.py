@@ -1,6 +1,7 @@
 """What came of a training, as a line of JSON with everything that is needed to repeat it."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,7 +45,7 @@ class Record:
                 "tested_images": outcome.test_images,
                 "seconds": outcome.seconds,
                 "seconds_per_step": outcome.seconds_per_step,
-                "versions": {**surroundings.versions(), **_versions()},
+                "versions": {**surroundings.versions(), **versions_of(_PACKAGES)},
                 "machine": surroundings.machine(self.device),
                 "commit": surroundings.commit(),
             },
@@ -53,18 +54,24 @@ class Record:
 
     def is_in(self, path: Path) -> bool:
         """Tell whether a file of records has one of an equal run."""
-        if not path.exists():
-            return False
-        asked = json.loads(json.dumps(self.asked, default=repr))
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return any(asked.items() <= record.items() for record in found)
+        return has_equal_run(path, self.asked)
 
 
-def _versions() -> dict[str, str]:
+def has_equal_run(path: Path, asked: Mapping[str, Any]) -> bool:
+    """Tell whether a file of records has one of a run that was asked for the same."""
+    if not path.exists():
+        return False
+    told = json.loads(json.dumps(dict(asked), default=repr))
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return any(told.items() <= record.items() for record in found)
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of packages by name; "" for one that is not installed in the usual way."""
     found = {}
-    for name in _PACKAGES:
+    for name in packages:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # installed in another way
+        except PackageNotFoundError:
             found[name] = ""
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 
 from crossbn.integrations.engine import Callback, rank_zero_only
 from crossbn.integrations.lightning import HistoryInCheckpoints
-from crossbn.lab.recipes.checkpoints import Checkpoints, InterruptedRun
+from crossbn.lab.recipes.checkpoints import Checkpoints, interruptions_told
 from crossbn.lab.recipes.classification.loading import Supply
 from crossbn.lab.recipes.classification.machine import Machine
 from crossbn.lab.recipes.classification.module import Classifier
@@ -24,6 +23,7 @@ from crossbn.lab.recipes.classification.resuming import check_checkpoint
 from crossbn.lab.recipes.classification.sources import Images, load_images
 from crossbn.lab.recipes.classification.trainer import Files, make_trainer
 from crossbn.lab.recipes.quiet import quiet
+from crossbn.lab.recipes.repeatable import repeatable
 from crossbn.lab.records import append_lines
 from crossbn.nn import NORMS
 
@@ -42,7 +42,7 @@ def carry_out(recipe: Recipe, folder: Path | None, watch: Watch, machine: Machin
         step = check_checkpoint(files.checkpoint, recipe, machine.processes)
     images = load_images(recipe, machine.data_folder)
     plan = Plan.of(recipe, len(images.train), machine.processes)
-    with quiet(), _repeatable(), _mistakes_told(recipe):
+    with quiet(), repeatable(), _mistakes_told(recipe):
         module, norms = _build(recipe, plan, images, watch)
         callbacks: list[Callback] = [] if norms is None else [norms]
         listening: AbstractContextManager[None] = nullcontext()
@@ -74,30 +74,11 @@ def _build(recipe: Recipe, plan: Plan, images: Images, watch: Watch) -> tuple[Cl
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
-    """Leave the caller's random numbers alone, and have cuDNN compute the same thing each time."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-@contextmanager
 def _mistakes_told(recipe: Recipe) -> Iterator[None]:
     """Say what happened in the caller's terms."""
     try:
-        yield
-    except InterruptedRun as stop:
-        raise (KeyboardInterrupt if stop.by is signal.SIGINT else SystemExit(128 + stop.by)) from None
-    except SystemExit as error:
-        # The engine turns a Ctrl-C of which we did not know into an exit, with a status of 1.
-        if error.code == 1:
-            raise KeyboardInterrupt from None
-        raise
+        with interruptions_told():
+            yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise

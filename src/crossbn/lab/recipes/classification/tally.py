@@ -23,11 +23,15 @@ class Tally:
         self.images = 0
 
     def add(self, loss: Tensor, scores: Tensor, classes: Tensor) -> None:
-        """Count one forward."""
-        self.loss = self.loss + loss.detach().double()
+        """Count one forward and its images."""
+        self.add_loss(loss)
         self.correct = self.correct + (scores.detach().argmax(1) == classes).sum()
-        self.forwards += 1
         self.images += len(classes)
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Count one forward of which only the loss is told."""
+        self.loss = self.loss + loss.detach().double()
+        self.forwards += 1
 
     @property
     def mean_loss(self) -> float:

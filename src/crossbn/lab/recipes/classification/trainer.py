@@ -14,10 +14,11 @@ from crossbn.integrations.engine import (
     TensorBoardLogger,
     Trainer,
 )
+from crossbn.lab.recipes.asked import Asked
 from crossbn.lab.recipes.checkpoints import AtomicFiles, Checkpoints
 from crossbn.lab.recipes.classification.machine import Machine
 from crossbn.lab.recipes.classification.order import Plan
-from crossbn.lab.recipes.classification.recipe import Recipe, RecipeError
+from crossbn.lab.recipes.classification.recipe import RecipeError
 
 _LOG_EVERY = 50  # steps
 
@@ -51,7 +52,7 @@ class Files:
 
 
 def make_trainer(
-    recipe: Recipe, plan: Plan, machine: Machine, callbacks: Sequence[Callback], files: Files | None, step: int | None
+    recipe: Asked, plan: Plan, machine: Machine, callbacks: Sequence[Callback], files: Files | None, step: int | None
 ) -> Trainer:
     """Return a Trainer whose epochs are the spans of the plan.
 

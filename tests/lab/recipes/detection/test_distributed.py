@@ -1,0 +1,68 @@
+"""Two processes on gloo, started by torchrun."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import crossbn
+from crossbn.lab.recipes.detection import Machine, Recipe, train
+from tests.lab.recipes.detection.runs import SMALL
+
+ROOT = Path(__file__).parents[4]
+RUN = replace(SMALL, model="mask_rcnn", norm="bn", switch_norm="sync_bn", switch_epoch=1.0)
+CBN = replace(SMALL, model="mask_rcnn")
+
+
+def work(name: str, folder: Path) -> None:
+    """What each process does: train, then save what it has."""
+    torch.set_num_threads(1)
+    kept: list[nn.Module] = []
+
+    def keep(network: nn.Module, _: Recipe) -> nn.Module:
+        kept.append(network)
+        return network
+
+    recipe = replace({"cbn": CBN, "switching": RUN}[name], wrap=keep)
+    train(recipe, folder, machine=Machine(accelerator="cpu"))
+    state = {"model": kept[0].state_dict(), "history": crossbn.history_state(kept[0])}
+    torch.save(state, folder / f"{os.environ['RANK']}.pt")
+
+
+def torchrun(name: str, folder: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__, name, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.slow
+def test_weights_are_shared_histories_are_not_and_all_images_are_scored(tmp_path: Path) -> None:
+    torchrun("cbn", tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    parameters = [name for name in first["model"] if name.endswith(("weight", "bias"))]
+    assert [name for name in parameters if not torch.equal(first["model"][name], second["model"][name])] == []
+    means = [name for name in first["history"] if name.endswith("/mean")]
+    assert means
+    assert not any(torch.allclose(first["history"][name], second["history"][name]) for name in means)
+    record = json.loads((tmp_path / "record.jsonl").read_text())
+    assert (record["processes"], record["tested_images"], record["learning_rate_used"]) == (2, 3, 0.005)
+    assert record["scores"]["mask AP"] is not None
+
+
+@pytest.mark.slow
+def test_synchronized_norms_can_be_switched_to(tmp_path: Path) -> None:
+    torchrun("switching", tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True)["model"] for rank in range(2))
+    buffers = [name for name in first if name.endswith(("running_mean", "running_var"))]
+    # The first process's are broadcast before each step; after it they are still alike only if it was a joint one.
+    assert [name for name in buffers if not torch.allclose(first[name], second[name], rtol=1e-4)] == []
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], Path(sys.argv[2]))
