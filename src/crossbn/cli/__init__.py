@@ -27,6 +27,7 @@ def make_app() -> typer.Typer:
     from crossbn.cli.report import report
     from crossbn.cli.reproduce import reproduce
     from crossbn.cli.train import train
+    from crossbn.cli.version import describe
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
     app = typer.Typer(
@@ -36,7 +37,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_describe)  # with a callback, a single verb stays a verb
+    app.callback()(describe)
     app.command()(cost)
     app.add_typer(data, name="data")
     app.command()(demo)
@@ -45,7 +46,3 @@ def make_app() -> typer.Typer:
     app.command()(reproduce)
     app.add_typer(train, name="train")
     return app
-
-
-def _describe() -> None:
-    """Cross-iteration batch normalization: networks with BatchNorm that train well on tiny batches."""
