@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo test test-torch check lint format browser wheel clean
+.PHONY: demo test test-torch check lint format browser docs wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/crossbn demo
@@ -48,6 +48,11 @@ format: $(VENV)/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# The documentation site, into build/site.
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
+	@echo "Open build/site/index.html"
+
 # The sources, a wheel with compiled code for this platform and a pure one for all others, in dist/. The first wheel is
 # installed into a bare environment, with torch alone, and tried there.
 WHEEL_VENV := .venv-wheel
@@ -76,6 +81,10 @@ $(VENV)/demo: pyproject.toml setup.py constraints.txt $(wildcard src/crossbn/ops
 
 $(VENV)/dev: $(VENV)/demo
 	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/demo
+	$(INSTALL) --editable '.[docs]'
 	touch $@
 
 clean:
