@@ -44,18 +44,18 @@ def draw(count: int, size: int = 64) -> list[Example]:
 
 def read(folder: Path, part: str, count: int, size: int = 256) -> list[Example]:
     """Read images that are `size` pixels high and wide, with the union of their instances."""
+    from PIL import Image
     from pycocotools import mask as rle
-    from torchvision.io import decode_image
+    from torchvision.transforms.functional import pil_to_tensor
 
     listed = json.loads((folder / f"instances_{part}.json").read_text())
-    masks = {
-        image["id"]: torch.zeros(size, size) for image in listed["images"] if image["width"] == image["height"] == size
-    }
+    square = [image for image in listed["images"] if image["width"] == image["height"] == size]
+    masks = {image["id"]: torch.zeros(size, size) for image in square}
     for instance in listed["annotations"]:
         if instance["image_id"] in masks:
             masks[instance["image_id"]] += torch.as_tensor(rle.decode(instance["segmentation"]))
-    names = {image["id"]: folder / "images" / image["file_name"] for image in listed["images"]}
-    images = [decode_image(str(names[key]), "RGB") / 255 for key in list(masks)[:count]]
+    names = {image["id"]: folder / "images" / image["file_name"] for image in square}
+    images = [pil_to_tensor(Image.open(names[key]).convert("RGB")) / 255 for key in list(masks)[:count]]
     return [(image, mask[None].clamp(max=1)) for image, mask in zip(images, masks.values(), strict=False)]
 
 
