@@ -30,7 +30,10 @@ addEventListener("load", async () => {{
   for (const frame of frames) {{
     const inside = frame.contentDocument, fact = {{
       name: frame.getAttribute("src"), width: frame.contentWindow.innerWidth,
-      scroll_width: inside.documentElement.scrollWidth, formulas: inside.querySelectorAll("math").length,
+      // On a phone furo's column scrolls by itself, and the page seems to fit whatever is in it.
+      overflow: Math.max(...["html", ".content"].map(name => inside.querySelector(name))
+        .map(element => element.scrollWidth - element.clientWidth)),
+      formulas: inside.querySelectorAll("math").length,
       pictures: [...inside.images].filter(image => image.naturalWidth > 0).length, all_pictures: inside.images.length,
       before: drawer(frame),
     }};
@@ -102,7 +105,7 @@ def test_site(tmp_path: Path) -> None:
     assert len(facts) == len(PAGES) * len(WIDTHS)
     for fact in facts:
         assert fact["width"] in WIDTHS
-        assert fact["scroll_width"] == fact["width"], fact
+        assert fact["overflow"] <= 0, fact
         assert fact["pictures"] == fact["all_pictures"], fact
         assert (fact["before"] <= 0) == (fact["width"] == 390), fact  # the menu is hidden on a phone
         assert fact["after"] > 0, fact  # until it is asked for
