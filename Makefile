@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 
-.PHONY: demo test test-torch check lint format browser clean
+.PHONY: demo test test-torch check lint format browser docs wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/crossbn demo
@@ -31,7 +31,7 @@ test-torch:
 	@test -n "$(VERSION)" || { echo "Say which torch: make test-torch VERSION=2.15.0" >&2; exit 1; }
 	test -x $(TORCH_VENV)/bin/python || python3 -m venv $(TORCH_VENV)
 	rm -rf $(TORCH_VENV)/source && mkdir $(TORCH_VENV)/source
-	cp -r pyproject.toml README.md LICENSE src $(TORCH_VENV)/source
+	cp -r pyproject.toml setup.py README.md LICENSE src $(TORCH_VENV)/source
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		torch==$(VERSION) $(TORCH_TOOLS) ./$(TORCH_VENV)/source
 	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --numprocesses auto $(WITHOUT_TORCHVISION) $(TORCH_TESTS)
@@ -48,6 +48,23 @@ format: $(VENV)/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# The documentation site, into build/site.
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
+	@echo "Open build/site/index.html"
+
+# The sources, a wheel with compiled code for this platform and a pure one for all others, in dist/. The first wheel is
+# installed into a bare environment, with torch alone, and tried there.
+WHEEL_VENV := .venv-wheel
+wheel:
+	rm -rf dist build $(WHEEL_VENV) && python3 -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build
+	$(WHEEL_VENV)/bin/python -m build
+	CROSSBN_NATIVE=0 $(WHEEL_VENV)/bin/python -m build --wheel
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		dist/*-$$(uname -s | tr A-Z a-z)_*.whl
+	$(WHEEL_VENV)/bin/python tools/smoke.py --compiled
+
 # Tests look at the pages in a browser. Where none is found and one may, Debian's is installed.
 browser:
 	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
@@ -57,7 +74,7 @@ browser:
 		echo "The tests open pages in a browser: install one of $(BROWSERS)." >&2; exit 1; \
 	fi
 
-$(VENV)/demo: pyproject.toml constraints.txt $(wildcard src/crossbn/ops/csrc/*)
+$(VENV)/demo: pyproject.toml setup.py constraints.txt $(wildcard src/crossbn/ops/csrc/*)
 	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(INSTALL) --editable '.[demo]'
 	touch $@
@@ -66,5 +83,9 @@ $(VENV)/dev: $(VENV)/demo
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
+$(VENV)/docs: $(VENV)/demo
+	$(INSTALL) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(WHEEL_VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -29,6 +29,7 @@ def make_app() -> typer.Typer:
     from crossbn.cli.report import report
     from crossbn.cli.reproduce import reproduce
     from crossbn.cli.train import train
+    from crossbn.cli.version import describe
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
     app = typer.Typer(
@@ -38,7 +39,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_describe)  # with a callback, a single verb stays a verb
+    app.callback()(describe)
     app.command()(check)
     app.command()(cost)
     app.add_typer(data, name="data")
@@ -49,7 +50,3 @@ def make_app() -> typer.Typer:
     app.command()(reproduce)
     app.add_typer(train, name="train")
     return app
-
-
-def _describe() -> None:
-    """Cross-iteration batch normalization: networks with BatchNorm that train well on tiny batches."""

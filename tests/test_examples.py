@@ -1,0 +1,99 @@
+"""Every example runs at toy size, as a user would start it, and prints what it is to show."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(name: str, folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
+    """Run an example in an empty folder, without a network; return what it printed."""
+    environment = {
+        **os.environ,
+        **{"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "1", "YOLO_CONFIG_DIR": str(folder)},
+        "PYTHONPATH": str(EXAMPLES.parent / "src"),
+    }
+    words = [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), "--toy", *options]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    """The number at the place of # in the pattern."""
+    found = re.search(re.escape(pattern).replace(r"\#", r"(-?\d+(?:\.\d+)?)"), text)
+    assert found is not None, f"{pattern!r} is not in {text!r}"
+    return float(found[1])
+
+
+@pytest.mark.slow
+def test_accumulation(tmp_path: Path) -> None:
+    printed = run("accumulation", tmp_path)
+    large, small = number("BN, micro-batches of 32: #", printed), number("BN, micro-batches of 2: #", printed)
+    pooled = number("CBN, micro-batches of 2: #", printed)
+    assert large > 80 > 60 > small
+    assert pooled > large - 10
+
+
+@pytest.mark.slow
+def test_fsdp(tmp_path: Path) -> None:
+    printed = run("fsdp", tmp_path, launcher=TORCHRUN)
+    assert printed.count("equal: True") == 2
+
+
+@pytest.mark.slow
+def test_gan(tmp_path: Path) -> None:
+    printed = run("gan", tmp_path)
+    assert printed.count("1 norms: 1 compensated") == 2
+    assert number("# after", printed) < 0.5 * number("# before", printed)
+
+
+@pytest.mark.slow
+def test_monai(tmp_path: Path) -> None:
+    printed = run("monai_unet", tmp_path)
+    assert "6 norms: 6 compensated" in printed
+    assert number("cbn: Dice #", printed) > 20  # all or nothing would have about 5
+
+
+@pytest.mark.slow
+def test_segmentation(tmp_path: Path) -> None:
+    printed = run("segmentation", tmp_path)
+    far = {
+        norm: number("#", printed.split(f"{norm}: Dice")[1].split("seam, ")[1]) for norm in ("bn", "gn", "in", "cbn")
+    }
+    assert max(far["bn"], far["cbn"]) < 0.05 < 0.1 < min(far["gn"], far["in"])
+    assert number("cbn: Dice #", printed) > number("bn: Dice #", printed)
+
+
+@pytest.mark.slow
+def test_timm(tmp_path: Path) -> None:
+    printed = run("timm_finetune", tmp_path)
+    assert "15 norms: 15 compensated" in printed
+    assert number("CBN: #", printed) > number("\nBN: #", printed)
+
+
+@pytest.mark.slow
+def test_transformers(tmp_path: Path) -> None:
+    printed = run("transformers_trainer", tmp_path)
+    assert number("CBN: #", printed) > 15  # ten classes
+    assert "resumed, equal: True" in printed
+
+
+@pytest.mark.slow
+def test_yolo(tmp_path: Path) -> None:
+    printed = run("yolo", tmp_path)
+    assert "81 norms trained with windows of 8" in printed
+    assert "81 norms saved, BatchNorm: True" in printed
+
+
+def test_examples_are_short_and_tested() -> None:
+    examples = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
+    assert {name for name, text in examples.items() if len(text.splitlines()) > 120} == set()
+    tests = Path(__file__).read_text()
+    assert {name for name in examples if f'run("{name}"' not in tests} == set()
