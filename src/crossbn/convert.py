@@ -63,7 +63,8 @@ def convert_(
         options: burn_in, order, positions, backward, sync and the others of `nn.Settings`: `weights="auto"`, the
             default, measures while training how much a remembered step is worth, "equal" is the paper's, `decay` a
             fixed rate; `compensate_through="activations"` looks through elementwise activations; `prior="running"`,
-            for fine-tuning, begins with the running statistics of the checkpoint.
+            for fine-tuning, begins with the running statistics of the checkpoint; `consistent=True` moves remembered
+            steps to today's statistics of the norms before.
 
     Raises:
         TypeError: for an option that does not exist, or both options and `config`.

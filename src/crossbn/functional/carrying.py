@@ -2,7 +2,7 @@ r"""Remembered steps on their way through the layers of today: what other statis
 
 A remembered step went through norms that pooled other batches, had other gamma and beta, and read weights that have
 been trained since. Nothing of its images is left, but for each channel two numbers go a long way: mean and standard
-deviation `(m, s)` as they were, and `(m', s')` as they would be today (docs/derivation.md, section 9).
+deviation `(m, s)` as they were, and `(m', s')` as they would be today (docs/derivation.md, section 8).
 
 | where | `(m, s)` or `(m', s')` |
 |---|---|
