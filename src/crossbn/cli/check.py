@@ -22,7 +22,7 @@ def check(
         "check-results"
     ),
 ) -> None:
-    """Check in about two minutes whether cross-iteration norms are right and fast on this device.
+    """Check whether cross-iteration norms are right and fast on this device.
 
     Operators against the reference, synchronizations, launches, a CUDA graph, time and memory beside BN and GN. Adds
     the record to records.jsonl, to keep or to send. Ends with status 1 if something is wrong.
