@@ -101,6 +101,8 @@ def convert_(
             converter.convert_norm_(record.name, found, settings)
     report = ConversionReport(records, model)
     Scope.mark_(model, report.complete if report.pending else None)
+    if settings.consistent:
+        say("consistent=True is an experiment: it has made trainings worse, compare with a training without it")
     if settings.prior is not None and (norms := cross_iteration_norms(model)):
         without = [name for name, norm in norms.items() if norm.belief is None]
         if without:

@@ -141,3 +141,8 @@ def test_what_is_not_known_is_not_carried() -> None:
 def test_settings_that_exclude_it(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="consistent"):
         crossbn.convert_(plain(), window=4, consistent=True, **options)
+
+
+def test_it_is_said_to_be_an_experiment() -> None:
+    with pytest.warns(crossbn.ConversionWarning, match="experiment: it has made trainings worse"):
+        crossbn.convert_(plain(depth=1), window=4, consistent=True)
