@@ -19,12 +19,12 @@ test: lint browser
 TORCH_VENV := .venv-torch-$(VERSION)
 # constraints.txt names one torch and what belongs to it; only the tools of the tests are taken from it.
 TORCH_TOOLS = $(shell grep -E '^(numpy|pytest|pytest-xdist)==' constraints.txt)
-TORCH_TESTS := tests/functional tests/ops tests/nn tests/pairing tests/distributed tests/test_convert.py tests/test_fold.py \
+TORCH_TESTS := tests/functional tests/ops tests/nn tests/pairing tests/distributed tests/test_convert.py tests/test_folding.py \
 	tests/test_recalibrate.py tests/test_swap.py tests/test_torch_internals.py
 # These need torchvision or timm, which come with a torch of their own.
 WITHOUT_TORCHVISION := --ignore tests/pairing/test_architectures.py \
 	--deselect tests/nn/norms/test_frozen.py::test_as_torchvision \
-	--deselect tests/test_fold.py::test_timm_activation_survives
+	--deselect tests/test_folding.py::test_timm_activation_survives
 
 # A copy of the sources is installed: building it in place would replace the library that the other environment loads.
 test-torch:

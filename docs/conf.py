@@ -14,6 +14,8 @@ import crossbn
 ROOT = Path(__file__).parent.parent
 EXTRA = ROOT / "build" / "site-extra"
 """Files that are made for the site and are no pages of it."""
+COLUMNS, SENTENCE = 4, 60
+"""A table has sentences if it has no more columns, and in a cell more characters than these."""
 EXTRA.mkdir(parents=True, exist_ok=True)
 
 project = "crossbn"
@@ -64,7 +66,30 @@ def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def mark_sentences(_: Sphinx, document: nodes.document) -> None:
+    """Mark tables of a few columns with sentences: on a phone their rows become paragraphs, cells with a label."""
+    for table in document.findall(nodes.table):
+        head, *rows = ([*row.children] for row in table.findall(nodes.row))
+        if len(head) > COLUMNS or not any(len(cell.astext()) > SENTENCE for row in rows for cell in row):
+            continue
+        table["classes"].append("sentences")
+        labels = [cell.astext() for cell in head] if len(head) > 2 else []
+        for row in rows:
+            for label, cell in list(zip(labels, row, strict=False))[1:]:
+                if label and cell.astext():
+                    cell.children[0].insert(0, nodes.inline("", f"{label}: ", classes=["label"]))
+
+
+def keep_spreads_together(_: Sphinx, document: nodes.document) -> None:
+    """Let no line of a table end between a number and its spread."""
+    for table in document.findall(nodes.table):
+        for text in list(table.findall(nodes.Text)):
+            text.parent.replace(text, nodes.Text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")))
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is above."""
+    app.connect("doctree-read", mark_sentences)
+    app.connect("doctree-read", keep_spreads_together)
     app.connect("builder-inited", make_extra)
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from crossbn import convert_
 from crossbn import functional as C
-from crossbn.lab.experiments.digits import load_digits
+from crossbn.lab.experiments.pictures import load_digits
 from crossbn.lab.report.figure import COLOURS
 
 HERE = Path(__file__).parent
@@ -46,12 +46,12 @@ def make_network(backward: str | None) -> nn.Sequential:
 
 def train(model: nn.Module, learning_rate: float) -> Iterator[float]:
     """Train a step for each loss that is asked for, with the same batches at every call."""
-    images, _ = load_digits(IMAGES)
+    pixels, digits = (each[:IMAGES] for each in load_digits(train=True))
     optimizer = torch.optim.SGD(model.parameters(), learning_rate, MOMENTUM)
     generator = torch.Generator().manual_seed(1)
     while True:
         for batch in torch.randperm(IMAGES, generator=generator).split(BATCH_SIZE):
-            loss = F.cross_entropy(model(images.pixels[batch]), images.digits[batch])
+            loss = F.cross_entropy(model(pixels[batch]), digits[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -3,7 +3,8 @@
     python examples/accumulation.py [--toy]
 
 BatchNorm at 32 is the goal. With BatchNorm, accumulating sixteen micro-batches of two gives the gradient of 32 images,
-but the statistics of two. CBN pools micro-batches, between which the weights do not change at all.
+but the statistics of two. CBN pools micro-batches, between which the weights do not change at all. The last maps here
+are one pixel, which is hardest for BatchNorm. Where maps are large, two images have pixels enough.
 """
 
 import argparse

@@ -4,7 +4,8 @@
 
 The statistics of real and of generated images differ, so they must not be pooled: `crossbn.stream("generated")` gives
 generated batches a history of their own. Those that the generator learns from are a third kind: the discriminator has
-changed in between, and its step is another one.
+changed in between, and its step is another one. Where real and generated images stand in one batch there is one kind
+only; a discriminator without BatchNorm, as many are, has nothing to convert.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 """The Trainer of transformers with a ResNet at batch 2: one callback, and a training that resumes.
 
-python examples/transformers_trainer.py [--toy]
+    python examples/transformers_trainer.py [--toy]
+
+Most models of transformers have layer normalization, and nothing to convert; this is for those with BatchNorm.
 """
 
 import argparse

@@ -3,7 +3,8 @@
     python examples/yolo.py --data coco8.yaml   # any data set of ultralytics
     python examples/yolo.py --toy               # drawn squares, no download
 
-What ultralytics evaluates and saves, a moving average of the weights, stays a BatchNorm network.
+What ultralytics evaluates and saves, a moving average of the weights, stays a BatchNorm network. At 16 images or more,
+which these networks are usually trained with, CBN is BatchNorm.
 """
 
 import argparse

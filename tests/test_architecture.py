@@ -1,13 +1,12 @@
 """Imports go down only, and `import crossbn` loads torch and nothing else of weight."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import crossbn
+from tests.support import run_python
 
 ROOT = Path(crossbn.__file__).parent
 LEVELS = [
@@ -17,9 +16,10 @@ LEVELS = [
     {"pairing"},
     {"nn"},
     {"conversion_report"},
-    {"convert", "swap", "history_state", "fold", "recalibrate"},
+    {"convert", "swap", "histories", "folding", "recalibrate"},
     {"integrations"},
-    {"lab.records"},
+    {"lab.environment", "lab.norm_names", "lab.progress", "lab.statistics"},
+    {"lab.records", "lab.models", "lab.networks", "lab.training"},
     {"lab.cost", "lab.fidelity", "lab.data"},
     {"lab.check"},
     {"lab.recipes"},
@@ -62,9 +62,24 @@ def test_imports_go_down(path: Path) -> None:
     assert not upward, f"{path.name} is on level {own} and imports {upward}"
 
 
+def test_public_names_are_there_when_they_are_used() -> None:
+    code = "import sys, crossbn; before = 'torch' in sys.modules; from crossbn import *; print(before, fold, nn.NORMS)"
+    assert run_python("-c", code).startswith("False <function fold at ")
+    for name in crossbn.__all__:
+        assert name in dir(crossbn)
+        assert getattr(crossbn, name).__name__.rpartition(".")[2] == name
+    with pytest.raises(AttributeError, match="module 'crossbn' has no attribute 'convert__'"):
+        _ = crossbn.convert__  # type: ignore[attr-defined]  # there is none
+
+
+def test_no_module_hides_a_public_function() -> None:
+    modules = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
+    hidden = {name for name in crossbn.__all__ if name in modules and not (ROOT / name).is_dir()}
+    assert hidden == {"compat"}  # which is a module, and meant
+
+
 def test_importing_is_light() -> None:
     own = "crossbn.ops.kernels"  # Triton itself is imported by torch._dynamo where it is installed
-    heavy = ("torchvision", "lightning", "matplotlib", "sklearn", "typer", "rich", "timm", "onnx", own)
+    heavy = ("torch._dynamo", "torchvision", "lightning", "matplotlib", "sklearn", "typer", "rich", "timm", "onnx", own)
     code = f"import sys, crossbn; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).strip() == "[]"

@@ -1,7 +1,6 @@
 import importlib
 import itertools
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from crossbn import compat
+from tests.support import draw, run_python
 
 # The operators are called directly as well as through torchvision, so that they are tested on machines where
 # torchvision's compiled ones load.
@@ -21,12 +21,6 @@ from crossbn import compat
 def ops() -> Any:
     compat.ensure_torchvision()
     return importlib.import_module("torchvision.ops")
-
-
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def best_seconds(function: Callable[[], object], repeats: int = 3) -> float:
@@ -192,7 +186,7 @@ ROIS = [
 
 
 def roi_case(scale: float = 1.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    features = torch.randn(2, 3, 7, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    features = draw(1, 2, 3, 7, 9, dtype=torch.float64)
     rois = torch.tensor(ROIS, dtype=torch.float64)
     rois[:, 1:] /= scale
     return features.to(dtype), rois.to(dtype)
@@ -208,7 +202,7 @@ def test_roi_align_and_gradient_equal_loops(size: tuple[int, int], aligned: bool
     expected = reference_roi_align(features, rois, scale, *size, ratio, aligned)
     pooled = compat._roi_align(features, rois, scale, *size, ratio, aligned)
     torch.testing.assert_close(pooled, expected, rtol=1e-12, atol=1e-12)
-    cotangent = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    cotangent = draw(2, *pooled.shape, dtype=torch.float64)
     (expected_grad,) = torch.autograd.grad(expected, features, cotangent)
     (grad,) = torch.autograd.grad(pooled, features, cotangent)
     torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
@@ -309,7 +303,11 @@ def test_roi_align_is_fast() -> None:
 
 def test_detector_trains_and_evaluates() -> None:
     """Also after an import of torchvision that failed, and with repeated calls."""
-    printed = run_python("""
+    printed = run_python(
+        "-W",
+        "error",
+        "-c",
+        """
 import contextlib
 import sys
 with contextlib.suppress(RuntimeError):
@@ -335,7 +333,8 @@ with torch.no_grad():
     (found,) = model.eval()([torch.rand(3, 64, 64)])
 assert all(values.isfinite().all() for values in found.values())
 print(len(found["scores"]), bool((found["scores"].diff() <= 0).all()))
-""")
+""",
+    )
     count, descending = printed.split()
     assert int(count) > 0
     assert descending == "True"
@@ -354,7 +353,11 @@ def test_unreplaced_operators_fail_clearly(ops: Any) -> None:
 
 
 def test_nothing_happens_where_the_operators_load() -> None:
-    printed = run_python("""
+    printed = run_python(
+        "-W",
+        "error",
+        "-c",
+        """
 import sys
 import torch
 from crossbn import compat
@@ -369,13 +372,18 @@ compat.ensure_torchvision()
 compat.ensure_torchvision()
 assert not any(name.split(".")[0] == "torchvision" for name in sys.modules)
 assert not hasattr(torch.ops.torchvision, "qnms") and not hasattr(torch.ops.torchvision, "roi_align")
-""")
+""",
+    )
     (path,) = printed.splitlines()
     assert "_C" in path
 
 
 def test_missing_torchvision_is_one_sentence() -> None:
-    printed = run_python("""
+    printed = run_python(
+        "-W",
+        "error",
+        "-c",
+        """
 import sys
 sys.modules["torchvision"] = None
 from crossbn.compat import ensure_torchvision
@@ -383,5 +391,6 @@ try:
     ensure_torchvision()
 except ImportError as error:
     print(error)
-""")
+""",
+    )
     assert printed == "torchvision is not installed: run `pip install torchvision`.\n"

@@ -13,7 +13,9 @@ from torch.nn.utils import parametrizations
 
 import crossbn
 from crossbn import nn as cnn
+from crossbn.convert import _Converter
 from tests.reference.cross_iteration import ReferenceNorm
+from tests.support import Standardized, history_of, move_alike_, norm_of
 
 KINDS: list[tuple[type[nn.Module], type[nn.Module], type[cnn.CrossIterBatchNorm]]] = [
     (nn.Conv1d, nn.BatchNorm1d, cnn.CrossIterBatchNorm1d),
@@ -37,12 +39,6 @@ def network() -> nn.Sequential:
 
 def batch() -> Tensor:
     return torch.randn(2, 2, 6, 6)
-
-
-def norm_of(model: nn.Module, name: str = "1") -> cnn.CrossIterBatchNorm:
-    norm = model.get_submodule(name)
-    assert isinstance(norm, cnn.CrossIterBatchNorm)
-    return norm
 
 
 def test_report() -> None:
@@ -117,7 +113,7 @@ def test_reverted_copy_has_no_hooks_and_the_original_keeps_its_own() -> None:
     assert hooks_of(twin) == before
     for _ in range(2):
         model(batch())
-    assert int(norm_of(model).segments[0].history.num_steps) == 2
+    assert int(history_of(model).num_steps) == 2
 
 
 def test_reverted_trains_like_batchnorm() -> None:
@@ -212,6 +208,7 @@ def test_synchronized_stays_synchronized() -> None:
         ({"window": 2, "backward": "both"}, "backward must be one of 'through', 'detached', got 'both'"),
         ({"window": 2, "invalid": "clip"}, "invalid must be one of 'max', 'drop', got 'clip'"),
         ({"window": 2, "unpaired": "skip"}, "unpaired must be one of 'pool', 'bn', 'error', got 'skip'"),
+        ({"window": 10**9}, "window must be at most 10000, got 1000000000"),
         ({"window": 2, "unpaired": "error"}, "no linear operator feeds 6: after avg_pool2d"),
         ({"window": 2, "pairs": {"9": "0"}}, "pairs names the norm '9', which the model does not have"),
         ({"window": 2, "pairs": {"2": "0"}}, "pairs names the norm '2', which the model does not have"),
@@ -227,6 +224,35 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
         crossbn.convert_(model, **options)
     assert not any(isinstance(module, cnn.CrossIterBatchNorm) for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_is_no_model_is_refused() -> None:
+    nothing: Any = "x"
+    with pytest.raises(TypeError, match=r"convert_ takes a model, a torch\.nn\.Module, got 'x'"):
+        crossbn.convert_(nothing, window=4)
+    for name in ("gn", "cbn"):
+        with pytest.raises(TypeError, match=r"swap_norm_ takes a model, a torch\.nn\.Module, got 'x'"):
+            crossbn.swap_norm_(nothing, name)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_without_memory_for_the_last_norm_nothing_is_changed(converted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    if converted:
+        crossbn.convert_(model, window=2)
+    before = str(model)
+    change = _Converter.convert_norm_
+
+    def full(self: _Converter, name: str, *args: Any) -> None:
+        change(self, name, *args)
+        if name == "4":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 32 bytes.")
+
+    monkeypatch.setattr(_Converter, "convert_norm_", full)
+    with pytest.raises(ValueError, match="a window of 9000 steps does not fit into memory: DefaultCPUAllocator"):
+        crossbn.convert_(model, window=9000)
+    assert str(model) == before
+    assert any(module._forward_hooks for module in model.modules()) is converted
 
 
 def test_unpaired_norm_may_be_left() -> None:
@@ -246,14 +272,6 @@ def test_unknown_subclass_is_left_by_name() -> None:
     assert record.name == "1"
     assert "tests.test_convert.Renormed" in record.reason
     assert type(model[1]) is Renormed
-
-
-class Standardized(nn.Conv2d):
-    """Reads another weight than it shows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight / self.weight.flatten(1).std(1).reshape(-1, 1, 1, 1)
-        return F.conv2d(x, weight, self.bias)
 
 
 def test_operator_with_a_forward_of_its_own_is_compensated_for_what_it_does() -> None:
@@ -348,7 +366,7 @@ def test_lazy_modules(conv: nn.Module, lazy: str) -> None:
     assert [(record.name, record.producers) for record in report.compensated] == [("1", ("0",))]
     for _ in range(3):
         model(batch()).sum().backward()
-    assert int(norm_of(model).segments[0].history.num_steps) == 3
+    assert int(history_of(model).num_steps) == 3
 
 
 class Twice(nn.Module):
@@ -439,11 +457,7 @@ def train_both(
         for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
             assert ours.grad is not None, name
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-9)
-        with torch.no_grad():
-            for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-                change = torch.randn_like(ours)
-                ours.add_(change, alpha=0.05)
-                theirs.add_(change, alpha=0.05)
+        move_alike_(model, twin)
 
 
 def sum_of(*convs: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:

@@ -33,9 +33,15 @@ def test_some_examples_exist() -> None:
     assert len(tests) >= 8
 
 
-def test_readme_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_blocks(README) >= 4
+    assert run_blocks(README) == 1
+    printed = capsys.readouterr().out
+    assert f"```\n{printed}```" in README.read_text()
+
+
+def test_readme_is_a_screen_and_a_half() -> None:
+    assert len(README.read_text().splitlines()) <= 110
 
 
 @pytest.mark.parametrize("document", DOCUMENTS[1:], ids=lambda document: document.name)
@@ -56,6 +62,16 @@ def run_blocks(document: Path) -> int:
 
 def test_derivation_is_among_the_docs() -> None:
     assert ROOT / "docs" / "derivation.md" in DOCUMENTS
+
+
+def test_every_page_is_in_the_menu() -> None:
+    pages = {path.stem for path in DOCUMENTS[1:]} - {"index"}
+    menu = set((ROOT / "docs" / "index.md").read_text().splitlines())
+    linked = set(
+        re.findall(r"docs/([\w-]+)\.md", "".join(path.read_text() for path in (README, ROOT / "CONTRIBUTING.md")))
+    )
+    assert pages - menu == set()
+    assert linked - pages == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import crossbn
 from crossbn.compat import ensure_torchvision
 from crossbn.nn import CrossIterBatchNorm
+from tests.support import history_is_finite
 
 ensure_torchvision()
 from torchvision import models  # noqa: E402  # importable only now
@@ -73,10 +74,6 @@ DETECTORS = {
 }
 
 
-def finite_history(model: nn.Module) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in crossbn.history_state(model).values())
-
-
 def train(model: nn.Module, loss_of: Callable[[], Tensor], learning_rate: float, steps: int = 4) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9)
     losses = []
@@ -129,7 +126,7 @@ def test_classifier(name: str) -> None:
 
     losses = train(model, loss_of, case.learning_rate)
     assert losses[-1] < 0.7 * losses[0]
-    assert finite_history(model)
+    assert history_is_finite(model)
 
     folded = crossbn.fold(model)
     with torch.no_grad():
@@ -164,7 +161,7 @@ def test_detector(name: str) -> None:
     # Proposals change with the weights, so the fall is not monotonous; and with rounding, so nothing less will do.
     losses = train(model, loss_of, 0.002, steps=9)
     assert min(losses[1:]) < 0.9 * losses[0]
-    assert finite_history(model)
+    assert history_is_finite(model)
     folded = crossbn.fold(model)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
     parts: list[tuple[str, Tensor]] = [

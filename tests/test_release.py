@@ -1,9 +1,6 @@
 """What `pip install` gets: wheels with and without compiled code, and the sources."""
 
-import os
 import shutil
-import subprocess
-import sys
 from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
@@ -11,6 +8,7 @@ from zipfile import ZipFile
 import pytest
 
 import crossbn
+from tests.support import run_python
 
 ROOT = Path(__file__).parent.parent
 INPUTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -18,9 +16,7 @@ INPUTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 def pip(*words: str | Path, **variables: str) -> None:
     """Run pip, whose words are shown if it fails."""
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, words)]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "pip", "--quiet", "--disable-pip-version-check", *words, variables=variables)
 
 
 def build_and_try(folder: Path, *options: str, native: str) -> Path:
@@ -32,15 +28,9 @@ def build_and_try(folder: Path, *options: str, native: str) -> Path:
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources, CROSSBN_NATIVE=native)
     (wheel,) = folder.glob("*.whl")
     pip("install", "--no-deps", "--target", folder / "installed", wheel)
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "smoke.py", *options],
-        env={**os.environ, "PYTHONPATH": str(folder / "installed"), "CROSSBN_NATIVE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"crossbn {crossbn.__version__} in {folder / 'installed' / 'crossbn'} works" in done.stdout
+    variables = {"PYTHONPATH": str(folder / "installed"), "CROSSBN_NATIVE": "1"}
+    printed = run_python(ROOT / "tools" / "smoke.py", *options, variables=variables)
+    assert f"crossbn {crossbn.__version__} in {folder / 'installed' / 'crossbn'} works" in printed
     return wheel
 
 
@@ -50,6 +40,7 @@ def test_wheel_with_compiled_code(tmp_path: Path) -> None:
     names = ZipFile(wheel).namelist()
     assert len([name for name in names if name.startswith("crossbn/ops/_native.")]) == 1
     assert "crossbn/py.typed" in names
+    assert "crossbn/lab/report/page.html.jinja" in names
     assert not [name for name in names if name.endswith((".h", ".c"))]
     information = f"crossbn-{crossbn.__version__}.dist-info"
     assert f"{information}/licenses/LICENSE" in names

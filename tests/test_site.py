@@ -1,10 +1,7 @@
 """The documentation site: it builds without a warning, its links lead somewhere, and it can be read on a phone."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,11 @@ from urllib.parse import unquote
 import pytest
 
 from tests.lab.report.browser import open_in_browser
+from tests.support import run_python
 
 ROOT = Path(__file__).parent.parent
 WIDTHS = (1200, 390)
-PAGES = ("index", "start", "should-i-use-it", "derivation", "options", "architectures", "cost", "api", "examples")
+PAGES = ["index", *sorted({path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"})]
 
 # Pages stand in frames as narrow as a phone. On the narrow ones the menu is opened; then a link in it is followed.
 _LOOKING = """<!doctype html>
@@ -55,10 +53,8 @@ addEventListener("load", async () => {{
 
 def build(site: Path) -> None:
     """Build as `make docs` does."""
-    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(site)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", site)
+    run_python(*words, folder=ROOT, variables={"PYTHONPATH": str(ROOT / "src")})
 
 
 def dead_links(site: Path) -> list[str]:

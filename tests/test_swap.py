@@ -242,8 +242,11 @@ def test_unknown_subclass_is_left_alone_and_reported() -> None:
 @pytest.mark.parametrize(
     ("model", "name", "options", "error", "message"),
     [
-        (network(), "batch", {}, ValueError, "no norm is called 'batch'"),
-        (network(), "gn", {"window": 4}, TypeError, "window"),
+        (network(), "batch", {}, ValueError, "there is no norm 'batch'"),
+        (network(), "cbm", {}, ValueError, "there is no norm 'cbm': did you mean cbn"),
+        (network(), "gn", {"window": 4}, TypeError, "no option 'window': there are eps, momentum, .* groups"),
+        (network(), "gn", {"groups": 3}, ValueError, r"\w+: \d+ channels cannot be in 3 groups"),
+        (network(), "cbn", {"window": 10**9}, ValueError, "window must be at most 10000, got 1000000000"),
         (network(), "cbn", {"groups": 4}, TypeError, "groups"),
         (network(), "naive_cbn", {"order": 1}, TypeError, "order"),
         (nn.BatchNorm2d(4), "gn", {}, ValueError, r"the model is a norm itself, BatchNorm2d\(4"),

@@ -1,6 +1,7 @@
 """Turning the batch norms of a model into cross-iteration norms, in place, and back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +64,8 @@ def convert_(
         options: burn_in, order, positions, backward, sync and the others of `nn.Settings`: `weights="auto"`, the
             default, measures while training how much a remembered step is worth, "equal" is the paper's, `decay` a
             fixed rate; `compensate_through="activations"` looks through elementwise activations; `prior="running"`,
-            for fine-tuning, begins with the running statistics of the checkpoint; `consistent=True` moves remembered
-            steps to today's statistics of the norms before.
+            for fine-tuning, begins with the running statistics of the checkpoint; `consistent=True`
+            with `order=2` moves remembered steps to today's statistics of the norms before.
 
     Raises:
         TypeError: for an option that does not exist, or both options and `config`.
@@ -76,13 +77,8 @@ def convert_(
         >>> print(convert_(model, batch_size=4).summary())
         1 norms: 1 compensated, 0 pooled, 0 left alone
     """
-    if config is None or window is not None or batch_size is not None:
-        if (window is None) == (batch_size is None):
-            raise ValueError(f"give exactly one of window and batch_size, got {window!r} and {batch_size!r}")
-        options["window"] = window if batch_size is None else window_for(batch_size)
-    settings = Settings.of(config, options)
-    if unpaired not in ("pool", "bn", "error"):
-        raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
+    check_module("convert_", model)
+    settings = check_options(window=window, batch_size=batch_size, unpaired=unpaired, config=config, **options)
     pairings = find_pairs(model, example_inputs) | _given_pairs(model, pairs or {})
     records = []
     for name, pairing in pairings.items():
@@ -95,14 +91,17 @@ def convert_(
         else:
             records.append(NormRecord.expected(pairing, settings, unpaired))
     converter = _Converter(model, unpaired)
-    for record in records:
-        if record.status != LEFT:
-            found = () if record.status == PENDING else pairings[record.name].segments
-            converter.convert_norm_(record.name, found, settings)
+    with _all_or_nothing(model, settings):
+        for record in records:
+            if record.status != LEFT:
+                found = () if record.status == PENDING else pairings[record.name].segments
+                converter.convert_norm_(record.name, found, settings)
     report = ConversionReport(records, model)
     Scope.mark_(model, report.complete if report.pending else None)
     if settings.consistent:
-        say("consistent=True is an experiment: it has made trainings worse, compare with a training without it")
+        say(
+            "consistent=True is an experiment: its steps take several times as long, compare with a training without it"
+        )
     if settings.prior is not None and (norms := cross_iteration_norms(model)):
         without = [name for name, norm in norms.items() if norm.belief is None]
         if without:
@@ -111,6 +110,62 @@ def convert_(
                 "running statistics, and do without"
             )
     return report
+
+
+def check_module(caller: str, model: object) -> None:
+    """Raise TypeError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller} takes a model, a torch.nn.Module, got {model!r}")
+
+
+def check_options(
+    *,
+    window: int | None = None,
+    batch_size: int | None = None,
+    unpaired: str = "bn",
+    config: Settings | None = None,
+    filter_fn: object = None,
+    pairs: object = None,
+    example_inputs: object = None,
+    **options: Any,
+) -> Settings:
+    """Return the settings that options of `convert_` make, or refuse them as it does, whatever the model.
+
+    Raises:
+        TypeError: for an option that does not exist, or both options and `config`.
+        ValueError: for both or neither of `window` and `batch_size`, or a setting out of range.
+    """
+    del filter_fn, pairs, example_inputs  # of these only a model can tell
+    if config is None or window is not None or batch_size is not None:
+        if (window is None) == (batch_size is None):
+            raise ValueError(f"give exactly one of window and batch_size, got {window!r} and {batch_size!r}")
+        options["window"] = window if batch_size is None else window_for(batch_size)
+    settings = Settings.of(config, options)
+    if unpaired not in ("pool", "bn", "error"):
+        raise ValueError(f"unpaired must be one of 'pool', 'bn', 'error', got {unpaired!r}")
+    return settings
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module, settings: Settings) -> Iterator[None]:
+    """Let the norms of a model be what they were if something goes wrong.
+
+    Raises:
+        ValueError: if there is no memory for what they are to remember.
+    """
+    before = {name: norm.settings for name, norm in cross_iteration_norms(model).items()}
+    try:
+        yield
+    except Exception as error:
+        for name, norm in cross_iteration_norms(model).items():
+            if name not in before:
+                norm._become_plain_()
+            elif norm.settings != before[name]:
+                norm.configure_(before[name])
+        if "memory" not in str(error):  # as torch's allocators say it
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"a window of {settings.window} steps does not fit into memory: {reason}") from error
 
 
 def revert_(model: nn.Module) -> None:

@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from crossbn.convert import convert_, cross_iteration_norms, revert_
+from crossbn.convert import check_module, check_options, convert_, cross_iteration_norms, revert_
 from crossbn.functional import geometry_of
-from crossbn.nn import CrossIterBatchNorm, KalmanNorm, SyncBatchNorm, make_norm
+from crossbn.nn import CrossIterBatchNorm, KalmanNorm, SyncBatchNorm
 from crossbn.nn.norms.base import RankedNorm
+from crossbn.nn.norms.registry import find_norm
 from crossbn.nn.norms.successor import make_successor
 from crossbn.pairing import find_pairs
 from crossbn.torch_internals import BatchNormBase
@@ -77,7 +78,8 @@ def swap_norm_(
     """
     if name in ("cbn", "naive_cbn"):
         return _convert_(model, name, filter_fn, example_inputs=example_inputs, **options)
-    make_norm(name, 1, **options)  # This refuses a wrong name or option before anything is changed.
+    check_module("swap_norm_", model)
+    find_norm(name).check_options(options)
     norms = {path: norm for path, norm in model.named_modules() if isinstance(norm, BatchNormBase | RankedNorm)}
     left = {path: reason for path, norm in norms.items() if (reason := _why_not(norm, path, filter_fn))}
     chosen = {path: norm for path, norm in norms.items() if path not in left}
@@ -92,11 +94,13 @@ def swap_norm_(
 
 
 def _convert_(model: nn.Module, name: str, filter_fn: Filter | None, **options: Any) -> SwapReport:
+    settings: dict[str, Any] = {"order": 0} if name == "naive_cbn" else {}
+    if not options.keys() & {"window", "batch_size", "config"}:
+        settings["window"] = 4
+    check_module("swap_norm_", model)
+    check_options(**settings, **options)  # before anything is changed
     own = [norm for norm in model.modules() if _is_own(type(norm)) and not isinstance(norm, SyncBatchNorm)]
     swap_norm_(model, "bn", filter_fn=lambda norm, path: norm in own and (filter_fn is None or filter_fn(norm, path)))
-    settings: dict[str, Any] = {"order": 0} if name == "naive_cbn" else {}
-    if not options.keys() & {"window", "batch_size"}:
-        settings["window"] = 4
     report = convert_(model, filter_fn=filter_fn, **settings, **options)
     left = {record.name: record.reason for record in report.left}
     return SwapReport(name, tuple(record.name for record in report.records if record.name not in left), left)

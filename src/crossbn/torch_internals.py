@@ -10,6 +10,7 @@
 | Is this a batch of gradients? | `_C._functorch.is_legacy_batchedtensor` | before 2.6 |
 | Is this the eager rest of a compiled function? | `_C._dynamo.eval_frame.get_eval_frame_callback` | before 2.6 |
 | Is `torch.export` tracing? | `compiler._is_exporting_flag` | before 2.8 |
+| Is a function called when it is compiled, and its result a constant? | `_dynamo_marked_constant` | before 2.6 |
 | Which group of processes has this name? | `distributed.distributed_c10d._resolve_process_group` | before 2.6 |
 | Is this a tensor without values? | `_subclasses.fake_tensor.is_fake` | before 2.6 |
 
@@ -21,6 +22,7 @@ The functions are for code that runs. Dynamo cannot trace most of them: a caller
 first.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,6 +123,15 @@ def graph_break_rest() -> bool:
     public name for it. The answer is False in a function that `torch.compiler.disable` has taken from the compiler.
     """
     return callable(_frame_callback())
+
+
+def assume_constant_result(function: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Let torch.compile call a function when it comes by, and take its result for a constant.
+
+    The public name for it imports the compiler, which takes as long as importing torch.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
+    return function
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -1,28 +1,17 @@
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
-import crossbn.cli.cost as verb
-from crossbn.cli import extras, make_app
-from crossbn.lab.cost import Case, CaseError, CostRecord, append_records, read_records
+from crossbn.cli import extras
+from crossbn.lab.cost import Case, CaseError, CostRecord, measuring
+from crossbn.lab.cost.records import read
+from crossbn.lab.records import append
+from tests.cli.answers import call
 from tests.lab.cost.handmade import case, records
 
 TINY = ("cost", "--model", "tests.lab.cost.handmade:tiny_network", "--threads", "1", "--device", "cpu", "--rounds", "6")
-
-
-class Answer(NamedTuple):
-    status: int
-    output: str
-    errors: str
-
-
-def call(*words: str | Path) -> Answer:
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(make_app(), [str(word) for word in words])
-    return Answer(result.exit_code, result.stdout, result.stderr)
 
 
 @pytest.fixture
@@ -36,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         cases.append(told)
         return records(told, gn=1.1, cbn=1.25)
 
-    monkeypatch.setattr(verb, "measure", pretend)
+    monkeypatch.setattr(measuring, "measure", pretend)
     return cases
 
 
@@ -44,7 +33,7 @@ def test_really_measured(tmp_path: Path) -> None:
     """In no time: no further round is begun after the sixth."""
     answer = call(*TINY, "--image-size", "6", "--batch-size", "2", "--max-seconds", "0", "--output", tmp_path)
     assert answer.status == 0, answer.errors
-    found = read_records(tmp_path / "records.jsonl")
+    found = read(tmp_path / "records.jsonl")
     assert [record.norm for record in found] == ["bn", "gn", "cbn"]
     assert found[0].case.window == 8
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
@@ -54,7 +43,7 @@ def test_really_measured(tmp_path: Path) -> None:
         assert "commit" in text
     assert not (tmp_path / "growth.png").exists()
     line = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])
-    assert line["model"] == "tests.lab.cost.handmade:tiny_network"
+    assert line["settings"]["model"] == "tests.lab.cost.handmade:tiny_network"
 
 
 def test_lists_make_a_sweep_and_a_picture(tmp_path: Path, asked: list[Case]) -> None:
@@ -95,7 +84,7 @@ def test_finished_cases_are_not_measured_again(tmp_path: Path, asked: list[Case]
     assert len(asked) == 3
     call(*TINY, "--window", "2,4", "--out", tmp_path, "--fresh")
     assert len(asked) == 5
-    assert len(read_records(tmp_path / "records.jsonl")) == 6
+    assert len(read(tmp_path / "records.jsonl")) == 6
 
 
 def test_interruption_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +93,11 @@ def test_interruption_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest
             raise KeyboardInterrupt
         return records(told)
 
-    monkeypatch.setattr(verb, "measure", interrupted)
+    monkeypatch.setattr(measuring, "measure", interrupted)
     answer = call(*TINY, "--window", "2,4", "--out", tmp_path)
-    assert answer.status == 1
+    assert answer.status == 130
     assert answer.errors.endswith("crossbn: interrupted; the same command again measures the cases that are missing\n")
-    assert {record.case.window for record in read_records(tmp_path / "records.jsonl")} == {2}
+    assert {record.case.window for record in read(tmp_path / "records.jsonl")} == {2}
 
 
 def test_suite_shows_ratios_with_targets(tmp_path: Path, asked: list[Case]) -> None:
@@ -126,14 +115,15 @@ def test_suite_shows_ratios_with_targets(tmp_path: Path, asked: list[Case]) -> N
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--model", "resnet"], "torchvision has no classification model 'resnet'"),
-        (["--model", "nowhere:net"], "there is no module 'nowhere'"),
+        (["--model", "resnet"], "there is no model 'resnet': did you mean resnet8 or resnet50 or "),
+        (["--model", "nowhere:net"], "'nowhere:net' cannot be imported: No module named 'nowhere'"),
         (["--window", "0"], "whole numbers from 1 on, separated by commas, got '0'"),
         (["--batch-size", "two"], "got 'two'"),
         (["--image-size", "6,,7"], "got '6,,7'"),
         (["--input-shape", "3,-1"], "got '3,-1'"),
         (["--input-shape", "3,6,6", "--image-size", "6"], "not both"),
-        (["--norms", "xn"], "norms must be different ones of bn, "),
+        (["--norms", "gnn"], "there is no norm 'gnn': did you mean gn"),
+        (["--norms", "gn,gn,gn,bn,"], "there is no norm ''"),
         (["--rounds", "5"], "--rounds"),
         (["--threads", "0"], "--threads"),
         (["--device", "abacus"], "there is no device 'abacus'"),
@@ -153,18 +143,18 @@ def test_other_mistakes_end_with_a_sentence(tmp_path: Path, asked: list[Case], m
     answer = call(*TINY, "--out", tmp_path / "file" / "results")
     assert (answer.status, answer.errors) == (1, f"crossbn: Not a directory: {tmp_path / 'file' / 'results'}\n")
     path = tmp_path / "records.jsonl"
-    append_records(path, records(case())[:1])
+    append(path, [records(case())[0].record()])
     with path.open("a") as file:
         file.write("{")
     answer = call(*TINY, "--out", tmp_path)
-    sentence = f"crossbn: line 2 of {path} is not a record of costs; --fresh starts anew\n"
+    sentence = f"crossbn: line 2 of {path} is not a record of crossbn's; --fresh starts anew\n"
     assert (answer.status, answer.errors) == (1, sentence)
     assert asked == []
 
     def refuse(told: Case, **_: object) -> list[CostRecord]:
         raise CaseError(f"{told}: the model has no BatchNorm")
 
-    monkeypatch.setattr(verb, "measure", refuse)
+    monkeypatch.setattr(measuring, "measure", refuse)
     answer = call(*TINY, "--image-size", "6", "--out", tmp_path / "new")
     assert answer.status == 1
     assert answer.errors.splitlines()[-1].endswith("batch 4, window 4: the model has no BatchNorm")

@@ -63,6 +63,8 @@ def test_list(folder: Path, tmp_path: Path) -> None:
     assert row(answer.output, "cifar100") == ["cifar100", "8 + 4", "100", "cache", "afar"]
     assert row(answer.output, "fashion_mnist") == ["fashion_mnist", "6 + 4", "10", "folder", "afar"]
     assert row(answer.output, "digits") == ["digits", "1,000 + 797", "10", "yes", "scikit-learn"]
+    assert row(answer.output, "coco")[3:] == ["no", "a folder of yours"]
+    assert row(answer.output, "shapes")[3:] == ["yes", "drawn"]
     assert row(answer.output, "imagenet") == ["imagenet", "1,281,167 + 50,000", "1,000", "no", "a folder of yours"]
     assert f"Looked for in the folder {folder} (" in answer.output
     assert f"then in the cache {tmp_path / 'home' / 'crossbn'}." in answer.output
@@ -72,7 +74,7 @@ def test_list_of_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(DATASETS, "imagenet", replace(DATASETS["imagenet"], classes=1))
     (tmp_path / "mine" / "imagenet" / "train" / "dogs").mkdir(parents=True)
     monkeypatch.setattr(verb, "find_spec", lambda _: None)
-    answer = call("list", "--data", tmp_path / "mine")
+    answer = call("list", "--data-folder", tmp_path / "mine")
     assert row(answer.output, "imagenet")[3] == "folder"
     assert row(answer.output, "fashion_mnist")[3] == "no"
     assert row(answer.output, "digits")[3] == "no"
@@ -95,7 +97,7 @@ def test_get(tmp_path: Path) -> None:
         ]
         assert "comparing checksums" in answer.errors
         install(tmp_path, "exit 1")  # not asked again
-    answer = call("get", "cifar10", "--data", tmp_path / "mine")
+    answer = call("get", "cifar10", "--data-folder", tmp_path / "mine")
     assert f"in {tmp_path / 'mine' / 'cifar10.npz'}" in answer.output.splitlines()
 
 
@@ -107,6 +109,9 @@ def test_what_needs_no_download(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(DATASETS, "imagenet", replace(DATASETS["imagenet"], classes=1))
     for part in ("train", "val"):
         (folder / "imagenet" / part / "dogs").mkdir(parents=True)
+    assert "nowhere: they are drawn when they are asked for" in call("get", "shapes").output
+    (folder / "coco").mkdir()
+    assert f"in {folder}/coco, not compared with a checksum" in call("get", "coco").output
     answer = call("get", "imagenet")
     places = f"in {folder}/imagenet/train and {folder}/imagenet/val"
     assert answer.output.splitlines()[1] == f"{places}, not compared with a checksum"
@@ -115,10 +120,11 @@ def test_what_needs_no_download(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_usage_errors() -> None:
     answer = call("get", "faces")
     assert (answer.status, answer.output) == (2, "")
-    known = "there is imagenet, cifar10, cifar100, fashion_mnist, digits"
-    assert answer.errors.splitlines()[-1].endswith(f"there is no 'faces'; {known}")
+    known = "there are imagenet, cifar10, cifar100, fashion_mnist, digits, coco, shapes"
+    assert answer.errors.splitlines()[-1].endswith(f"there is no data set 'faces': {known}")
+    assert "did you mean cifar10" in call("get", "cifar1").errors
     assert call("get").status == 2
-    assert call("get", "cifar10", "--data", __file__).status == 2
+    assert call("get", "cifar10", "--data-folder", __file__).status == 2
 
 
 def test_failures_end_with_a_sentence_and_leave_nothing(folder: Path, tmp_path: Path) -> None:
@@ -143,12 +149,12 @@ def test_damaged_data_is_named(folder: Path) -> None:
 
 
 def test_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verb, "get_pictures", interrupted)
+    monkeypatch.setattr(verb, "fetch", interrupted)
     answer = call("get", "cifar10")
-    assert (answer.status, answer.errors.splitlines()[-1]) == (1, "crossbn: interrupted; nothing was kept")
+    assert (answer.status, answer.errors.splitlines()[-1]) == (130, "crossbn: interrupted; nothing was kept")
     assert not (tmp_path / "home").exists()
 
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-import crossbn.cli.demo as verb
 from crossbn.cli import extras, main, make_app
-from crossbn.lab.experiments.records import Record, append_record, read_records
-from tests.lab.experiments.handmade import record, run
+from crossbn.lab.experiments import runner
+from crossbn.lab.records import append, read
+from tests.lab.experiments.handmade import finished, record, run
 
 TINY = ("--epochs", "1", "--train-images", "32", "--batch-size", "4")
 
@@ -39,22 +39,22 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         assert runs == []
         yield from ()
 
-    monkeypatch.setattr(verb, "run_all", refuse)
+    monkeypatch.setattr(runner, "run_all", refuse)
 
 
 def test_every_run_leaves_a_record_and_its_number_on_the_table_and_the_page(first: tuple[Path, Answer]) -> None:
     out, answer = first
     assert answer.status == 0, answer.errors
-    records = read_records(out / "records.jsonl")
+    records = read(out / "records.jsonl")
     names = {"BN at batch 32", "BN at batch 4", "GN at batch 4", "CBN at batch 4"}
-    assert {each.run.name for each in records} == names
+    assert {each.name for each in records} == names
     assert len(records) == 4
     page = (out / "index.html").read_text(encoding="utf-8")
     for each in records:
-        number = f"{100 * each.accuracy:.1f}"
-        assert re.search(rf"{each.run.name} .*[ │]{number} ", answer.output)
-        assert re.search(rf'<th scope="row">{each.run.name}</th>.*<td>{number}</td>', page)
-        assert f"{each.run.name}, seed 0: {number}% in" in answer.errors
+        number = f"{100 * each.values['accuracy']:.1f}"
+        assert re.search(rf"{each.name} .*[ │]{number} ", answer.output)
+        assert re.search(rf'<th scope="row">{each.name}</th>.*<td>{number}</td>', page)
+        assert f"{each.name}, seed 0: {number}%, done in" in answer.errors
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "Accuracy on 797 test images" in answer.output
     assert str(out / "index.html") in answer.output
@@ -78,9 +78,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def pretend(_: Any, runs: list[Any], __: int) -> Iterator[Any]:
         for each in runs:
             asked.append((each.name, each.seed))
-            yield each, Record(each, record(0.2, 0.5 + each.seed / 10).curve, test_images=797, seconds=1.0)
+            yield each, finished(each, 0.2, 0.5 + each.seed / 10, test_images=797)
 
-    monkeypatch.setattr(verb, "run_all", pretend)
+    monkeypatch.setattr(runner, "run_all", pretend)
     return asked
 
 
@@ -92,7 +92,7 @@ def test_more_seeds_train_only_the_new_ones(tmp_path: Path, made_up: list[tuple[
     assert {seed for _, seed in made_up} == {2}
     assert len(made_up) == 4
     assert f"{100 * fmean((0.5, 0.6, 0.7)):.1f} ± 10.0" in answer.output
-    assert len(read_records(tmp_path / "records.jsonl")) == 12
+    assert len(read(tmp_path / "records.jsonl")) == 12
 
 
 @pytest.mark.parametrize("changed", [("--epochs", "2"), ("--window", "3"), ("--fresh",)])
@@ -103,19 +103,29 @@ def test_other_settings_and_fresh_train_again(
     made_up.clear()
     assert call("demo", *TINY, "--seeds", "1", "--out", tmp_path, *changed).status == 0
     assert len(made_up) == (1 if "--window" in changed else 4)
-    assert len(read_records(tmp_path / "records.jsonl")) == 4 + len(made_up) * ("--fresh" not in changed)
+    assert len(read(tmp_path / "records.jsonl")) == 4 + len(made_up) * ("--fresh" not in changed)
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_page_is_of_the_settings_that_were_asked_for_last(tmp_path: Path) -> None:
+    pages = []
+    for window in ("3", "2", "3"):
+        call("demo", *TINY, "--seeds", "1", "--out", tmp_path, "--window", window)
+        pages.append((tmp_path / "index.html").read_text(encoding="utf-8"))
+    assert pages[0] == pages[2] != pages[1]
+    assert "window of 2" in pages[1]
 
 
 def test_interruption_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: Any, runs: list[Any], __: int) -> Iterator[Any]:
-        yield runs[0], Record(runs[0], record(0.5).curve, test_images=797, seconds=1.0)
+        yield runs[0], finished(runs[0], 0.5, test_images=797)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verb, "run_all", interrupted)
+    monkeypatch.setattr(runner, "run_all", interrupted)
     answer = call("demo", *TINY, "--seeds", "1", "--out", tmp_path)
-    assert answer.status == 1
+    assert answer.status == 130
     assert answer.errors.endswith("crossbn: interrupted; the same command again does the runs that are missing\n")
-    assert len(read_records(tmp_path / "records.jsonl")) == 1
+    assert len(read(tmp_path / "records.jsonl")) == 1
 
 
 @pytest.mark.parametrize(
@@ -142,11 +152,12 @@ def test_other_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
     answer = call("demo", "--out", tmp_path / "file" / "results")
     assert (answer.status, answer.errors) == (1, f"crossbn: Not a directory: {tmp_path / 'file' / 'results'}\n")
     records = tmp_path / "records.jsonl"
-    append_record(records, record(0.5))
+    append(records, [record(0.5)])
     with records.open("a") as file:
         file.write("{")
     answer = call("demo", "--out", tmp_path)
-    assert (answer.status, answer.errors) == (1, f"crossbn: line 2 of {records} is not a record; --fresh starts anew\n")
+    sentence = f"crossbn: line 2 of {records} is not a record of crossbn's; --fresh starts anew\n"
+    assert (answer.status, answer.errors) == (1, sentence)
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -164,15 +175,15 @@ def test_page_tells_the_command_that_makes_it(tmp_path: Path, made_up: list[tupl
     page = (tmp_path / "a b" / "index.html").read_text(encoding="utf-8")
     command = re.search(r"<pre>(.*)</pre>", page)
     assert command is not None
-    options = "--batch-size 4 --window 4 --seeds 3 --epochs 1 --train-images 32 --out"
-    assert re.sub(r"</?span>", "", command[1]).startswith(f"crossbn demo {options} &#x27;")
+    options = "--batch-size 4 --window 4 --seeds 3 --epochs 1 --train-images 32 --output"
+    assert re.sub(r"</?span>", "", command[1]) == f"crossbn demo {options} &#39;a b&#39;"
     assert {name for name, _ in made_up} == {"BN at batch 32", "BN at batch 4", "GN at batch 4", "CBN at batch 4"}
 
 
 def test_records_of_other_experiments_in_the_directory_do_no_harm(
     tmp_path: Path, made_up: list[tuple[str, int]]
 ) -> None:
-    append_record(tmp_path / "records.jsonl", record(0.5))
+    append(tmp_path / "records.jsonl", [record(0.5)])
     answer = call("demo", *TINY, "--seeds", "1", "--out", tmp_path)
     assert answer.status == 0
     assert len(made_up) == 4

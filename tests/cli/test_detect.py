@@ -1,6 +1,5 @@
 """`crossbn train detect` and `crossbn predict`: what they print, write and refuse."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from crossbn.cli import make_app
+from crossbn.lab import records
 from tests.lab.recipes.detection.runs import annotations, write_folder
 
 RUN = "train detect --backbone resnet18 --where all --batch-size 2 --image-size 64 --channels 8 --proposals 8"
@@ -22,10 +22,12 @@ def test_trains_goes_on_and_draws(tmp_path: Path) -> None:
     words = f"{RUN} {SHORT} --scales 48,56 --norm-option order=2 --output"
     done = call(words, str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
-    record = json.loads((tmp_path / "run" / "record.jsonl").read_text())
-    assert (record["norm_options"], record["scales"], record["backbone"]) == ({"order": 2}, [48, 56], "resnet18")
+    (record,) = records.read(tmp_path / "run" / "record.jsonl")
+    told = record.settings
+    assert (record.kind, told["norm_options"], told["scales"]) == ("detect", {"order": 2}, [48, 56])
+    assert record.values["scores"] == record.values["curve"][-1]["scores"]
     assert "32 norms: 32 compensated, 0 pooled, 0 left alone" in done.stderr
-    assert f"epoch 1: loss {record['curve'][0]['train_loss']:.3f}, AP " in done.stderr
+    assert f"epoch 1: loss {record.values['curve'][0]['train_loss']:.3f}, AP " in done.stderr
     assert "on 2 test images after 1 epochs" in done.stdout
     assert "of the time waiting for images" in done.stdout
     assert "the run had been finished" in call(words, str(tmp_path / "run")).stderr
@@ -39,12 +41,14 @@ def test_trains_goes_on_and_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        ("--norm xn", 2, "norm must be one of none, bn"),
+        ("--norm xn", 2, "there is no norm 'xn': "),
         (
             "--model no_such",
             2,
-            "there is no model 'no_such'; there are faster_rcnn, mask_rcnn, fasterrcnn_resnet50_fpn",
+            "there is no model 'no_such': there are faster_rcnn, mask_rcnn, fasterrcnn_resnet50_fpn",
         ),
+        ("--model fastr_rcnn", 2, "there is no model 'fastr_rcnn': did you mean faster_rcnn"),
+        ("--norm bn --window 4", 2, "a window is of cbn and naive_cbn"),
         ("--scales 1,x", 2, "'1,x' is not whole numbers"),
         ("--norm none", 2, 'norm "none" is for heads'),
         ("--where heads", 1, 'where "heads" fixes the norms of the backbone'),

@@ -1,27 +1,26 @@
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
-import crossbn.cli.diagnose as verb
-from crossbn.cli import extras, make_app
-from crossbn.cli.batches import Batch, Wish, find_batches
+from crossbn import convert
+from crossbn.cli import batches, extras
+from crossbn.cli.batches import Batch, BatchSpec, find_batches
 from crossbn.conversion_report import ConversionReport
 from crossbn.convert import convert_
-from crossbn.lab.fidelity.fidelity_records import read_records
+from crossbn.lab import records
+from crossbn.lab.fidelity import CauseRecord, read
 from crossbn.nn import CrossIterBatchNorm, Settings
+from tests.cli.answers import call
 
 TINY = ("diagnose", "--model", "tests.cli.test_diagnose:tiny", "--image-size", "8", "--channels", "1")
 OWN = "tests.cli.test_diagnose"
-KNOWN = "cifar10, cifar100, fashion_mnist, digits, imagenet, random"
 SHORT = ("--batch-size", "4", "--window", "3", "--steps", "8", "--every", "4")
 
 
@@ -142,23 +141,14 @@ def unrelated(_: Tensor, target: Tensor) -> Tensor:
     return target.float().mean()
 
 
-class Answer(NamedTuple):
-    status: int
-    output: str
-    errors: str
-
-
-def call(*words: str | Path) -> Answer:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(make_app(), [str(word) for word in words])
-    return Answer(result.exit_code, result.stdout, result.stderr)
-
-
 @pytest.mark.parametrize("data", ["digits", "random"])
 def test_measures_and_writes(data: str, tmp_path: Path) -> None:
     answer = call(*TINY, *SHORT, "--data", data, "--output", tmp_path)
     assert answer.status == 0, answer.errors
-    records = read_records(tmp_path / "records.jsonl")
-    assert {(r.step, r.layer, r.age, r.truth) for r in records} == {
+    (record,) = records.read(tmp_path / "records.jsonl")
+    assert (record.kind, record.name, record.seed) == ("diagnose", f"{OWN}:tiny, {data}, batch 4", 0)
+    assert (record.settings["window"], record.settings["input_shape"]) == (3, [1, 8, 8])
+    assert {(r.step, r.layer, r.age, r.truth) for r in read(tmp_path / "records.jsonl")} == {
         (step, layer, age, truth)
         for step in (4, 8)
         for layer in ("1", "5")
@@ -168,14 +158,20 @@ def test_measures_and_writes(data: str, tmp_path: Path) -> None:
     page = (tmp_path / "table.md").read_text(encoding="utf-8")
     sentence = page.splitlines()[0]
     assert sentence.startswith("Too little was measured to rely on: 2 measurements where it takes 4. So far: window ")
-    for text in (page, re.sub(r"\s+", " ", answer.output)):
-        assert sentence in text
-        assert "2 measurements." in text
-        assert "batch size 4, window 3" in text
-    assert [line[4:] for line in page.splitlines() if line.startswith("### ")][3:] == ["By cause"]
+    assert re.search(r" Remembered variances are [\d.]+% off those .* batch, mostly because .*\)\.$", sentence)
+    assert re.sub(r"\s+", " ", answer.output).lstrip().startswith(sentence)
+    assert "2 measurements." in page
+    assert "batch size 4, window 3" in page
+    titles = [line[4:] for line in page.splitlines() if line.startswith("### ")]
+    assert titles[2:] == ["By layer", "By cause", "By cause"]
+    assert {each.layer for each in CauseRecord.of(record)} == {"1", "5"}
+    assert "By age" in answer.output
+    assert "By layer" not in answer.output
+    verbose = call(*TINY, *SHORT, "--data", data, "--output", tmp_path, "--verbose").output
+    assert "By layer" in verbose
+    assert "batch size 4, window 3" in re.sub(r"\s+", " ", verbose)
     assert re.search(r"\| 1 \| \d+\.\d → \d+\.\d \|", page)
     assert (tmp_path / "fidelity.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "context.json").read_text())["data"] == f"{data} 1x8x8"
 
 
 def test_the_same_command_finds_the_same(tmp_path: Path) -> None:
@@ -191,12 +187,12 @@ def test_the_same_command_finds_the_same(tmp_path: Path) -> None:
 def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    def convert(model: nn.Module, **settings: Any) -> ConversionReport:
+    def watched(model: nn.Module, **settings: Any) -> ConversionReport:
         report = convert_(model, **settings)
         seen.extend(norm.settings for norm in model.modules() if isinstance(norm, CrossIterBatchNorm))
         return report
 
-    monkeypatch.setattr(verb, "convert_", convert)
+    monkeypatch.setattr(convert, "convert_", watched)
     words = (
         "--burn-in",
         "3",
@@ -214,6 +210,10 @@ def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     answer = call(*TINY, *words, "--data", "random", "--output", tmp_path)
     assert answer.status == 0, answer.errors
     assert seen == 2 * [Settings(window=8, burn_in=3, order=2, positions=None)]
+    answer = call(*TINY, "--weights", "equal", "--steps", "4", "--data", "random", "--output", tmp_path)
+    assert answer.status == 0, answer.errors
+    assert seen[-1].weights == "equal"
+    assert records.read(tmp_path / "records.jsonl")[0].settings["weights"] == "equal"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,11 @@ def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         (["--model", "nowhere:net"], "'nowhere:net' cannot be imported: No module named 'nowhere'"),
         (["--model", f"{OWN}:squares"], "cannot be called with no arguments: its signature is (output: "),
-        (["--model", "resnet"], "torchvision has no classification model 'resnet'"),
-        (["--data", "faces"], f"there is no data 'faces'; there is {KNOWN}, and package.module:function for your own"),
+        (["--model", "resnet"], "there is no model 'resnet'"),
+        (
+            ["--data", "cifra10"],
+            "there is no data set 'cifra10': did you mean cifar10 or cifar100?; images of your own are",
+        ),
         (["--data", "cifar10", "--channels", "2"], "the images of cifar10 have 3 channels, which can be made 1, not 2"),
         (["--data", "nowhere:batches"], "'nowhere:batches' cannot be imported: No module named 'nowhere'"),
         (["--data", f"{OWN}:nothing_such"], f"the module {OWN!r} has no 'nothing_such'"),
@@ -233,6 +236,7 @@ def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["--loss", f"{OWN}:pairs"], f"{OWN + ':pairs'!r} cannot be called with 2 arguments: its signature is () -> "),
         (["--window", "1"], "--window"),
         (["--order", "3"], "--order"),
+        (["--weights", "even", "--data", "random"], "weights must be one of 'equal', 'auto', got 'even'"),
         (["--steps", "10", "--every", "20"], "no measurement: 10 steps, one every 20"),
         (["--output", __file__], "--output"),
     ],
@@ -276,17 +280,17 @@ def test_other_mistakes_end_with_a_sentence(words: list[str], complaint: str, tm
 
 
 def test_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(data: str, wish: Wish) -> Iterator[Batch]:
-        for step, batch in enumerate(find_batches(data, wish)):
+    def interrupted(data: str, spec: BatchSpec) -> Iterator[Batch]:
+        for step, batch in enumerate(find_batches(data, spec)):
             if step == 7:
                 raise KeyboardInterrupt
             yield batch
 
-    monkeypatch.setattr(verb, "find_batches", interrupted)
+    monkeypatch.setattr(batches, "find_batches", interrupted)
     answer = call(*TINY, *SHORT, "--data", "random", "--output", tmp_path)
-    assert answer.status == 1
+    assert answer.status == 130
     assert answer.errors.endswith(f"interrupted; {tmp_path / 'records.jsonl'} has what was measured until then\n")
-    assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {4}
+    assert {record.step for record in read(tmp_path / "records.jsonl")} == {4}
 
 
 def test_interruption_before_training_keeps_earlier_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,9 +298,9 @@ def test_interruption_before_training_keeps_earlier_records(tmp_path: Path, monk
         raise KeyboardInterrupt
 
     (tmp_path / "records.jsonl").write_text("earlier")
-    monkeypatch.setattr(verb, "find_batches", interrupted)
+    monkeypatch.setattr(batches, "find_batches", interrupted)
     answer = call(*TINY, *SHORT, "--output", tmp_path)
-    assert (answer.status, answer.errors) == (1, "crossbn: interrupted; nothing was measured\n")
+    assert (answer.status, answer.errors) == (130, "crossbn: interrupted; nothing was measured\n")
     assert (tmp_path / "records.jsonl").read_text() == "earlier"
 
 
@@ -307,7 +311,7 @@ def test_interruption_before_training_keeps_earlier_records(tmp_path: Path, monk
 def test_measures_every_tenth_of_the_steps(steps: int, expected: set[int], tmp_path: Path) -> None:
     answer = call(*TINY, "--steps", f"{steps}", "--data", "random", "--output", tmp_path)
     assert answer.status == 0, answer.errors
-    assert {record.step for record in read_records(tmp_path / "records.jsonl")} == expected
+    assert {record.step for record in read(tmp_path / "records.jsonl")} == expected
 
 
 def test_batches_of_a_function_begin_again(tmp_path: Path) -> None:
@@ -316,12 +320,11 @@ def test_batches_of_a_function_begin_again(tmp_path: Path) -> None:
         CALLS.clear()
         answer = call(*TINY, "--steps", "8", "--every", "4", "--data", f"{OWN}:{data}", "--output", tmp_path)
         assert answer.status == 0, answer.errors
-        found[data] = (tmp_path / "records.jsonl").read_text()
+        found[data] = read(tmp_path / "records.jsonl")
         # Ten batches, one to look at: a list is gone through again, a generator is made again.
         assert CALLS.count(data) == {"pairs": 1, "once": 4}[data]
-        context = json.loads((tmp_path / "context.json").read_text())
-        told = (context["data"], context["batch size"], context["window"])
-        assert told == (f"{OWN}:{data} 1x8x8", "2", "8")  # whatever --batch-size is
+        told = records.read(tmp_path / "records.jsonl")[0].settings
+        assert (told["data"], told["batch_size"], told["window"]) == (f"{OWN}:{data}", 2, 8)  # whatever is asked for
     assert found["pairs"] == found["once"]
 
 
@@ -333,23 +336,23 @@ def test_loader_of_one_s_own_with_an_uneven_last_batch(tmp_path: Path) -> None:
         assert answer.status == 0, answer.errors
         found.append((tmp_path / "records.jsonl").read_text())
     assert found[0] == found[1]
-    assert json.loads((tmp_path / "context.json").read_text())["window"] == "6"
+    assert records.read(tmp_path / "records.jsonl")[0].settings["window"] == 6
 
 
 def test_loss_of_one_s_own(tmp_path: Path) -> None:
     words = ("--data", f"{OWN}:heights", "--steps", "4", "--output", tmp_path)
     found = []
     for loss in (f"{OWN}:squares", "torch.nn.functional:mse_loss", "torch.nn.functional:l1_loss"):
-        answer = call(*TINY, *words, "--loss", loss)
+        answer = call(*TINY, *words, "--loss", loss, "--verbose")
         assert answer.status == 0, answer.errors
         assert f"loss {loss}," in re.sub(r"\s+", " ", answer.output)
-        found.append((tmp_path / "records.jsonl").read_text())
+        found.append(read(tmp_path / "records.jsonl"))
     assert found[0] == found[1] != found[2]
 
 
 def test_batches_that_cannot_be_joined_leave_no_recommendation(tmp_path: Path) -> None:
     words = ("--model", f"{OWN}:any_size", "--data", f"{OWN}:sizes", "--steps", "4", "--output", tmp_path)
-    answer = call("diagnose", *words)
+    answer = call("diagnose", *words, "--verbose")
     assert answer.status == 0, answer.errors
     output = re.sub(r"\s+", " ", answer.output)
     assert "No recommendation: there is nothing to recommend from: no layer was compared with the whole" in output
@@ -367,9 +370,9 @@ def test_functions_are_looked_for_in_the_current_directory(tmp_path: Path, monke
 def test_long_names_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     words = ("--model", f"{OWN}:deep", "--data", "random", "--image-size", "8", "--channels", "1", "--steps", "2")
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(make_app(), ["diagnose", *words, "--output", str(tmp_path)])
-    assert result.exit_code == 0, result.stderr
-    shown = result.stdout[result.stdout.index("By layer") : result.stdout.index("All numbers")]
+    answer = call("diagnose", *words, "--output", tmp_path, "-v", columns=80)
+    assert answer.status == 0, answer.errors
+    shown = answer.output[answer.output.index("By layer") : answer.output.index("All numbers")]
     assert re.search(r"│ outermost\. +│.*\n│ downsample\.1 +│", shown)
     assert "…" not in shown
     assert "| outermost.downsample.1 |" in (tmp_path / "table.md").read_text()

@@ -1,16 +1,20 @@
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from crossbn.cli import extras, make_app
 from crossbn.lab.data import FOLDER_VARIABLE
 from crossbn.lab.experiments import runner
+from crossbn.lab.experiments.experiment import Scale
 from crossbn.lab.experiments.registry import EXPERIMENTS
-from crossbn.lab.experiments.tasks import News, Task, read_results
+from crossbn.lab.progress import Progress
+from crossbn.lab.records import Record, Task, append, locked, read
+from crossbn.lab.report.experiment_figures import FIGURES
 from tests.lab.experiments import pretended
 
 
@@ -33,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def here(do: Any, tasks: list[Any], _: int) -> Iterator[Any]:
         for task in tasks:
             names.append(f"{task.name} {task.seed}")
-            yield task, News(0.1, "begun")
+            yield task, Progress(0.1, "begun")
             yield task, do(task, lambda _: None)
 
     monkeypatch.setitem(EXPERIMENTS, "pretended", pretended)
@@ -50,7 +54,7 @@ def test_table_with_the_paper_s_numbers_on_the_terminal_and_in_markdown(tmp_path
         assert "Made up, small." in text
         assert "2 seeds, mean ± standard deviation; crossbn" in text
     assert "### Numbers out of thin air (small scale)" in table
-    assert len(read_results(tmp_path / "new" / "folder" / "pretended-small.jsonl")) == 4
+    assert len(read(tmp_path / "new" / "folder" / "pretended-small.jsonl")) == 4
 
 
 def test_finished_runs_are_not_repeated(tmp_path: Path, asked: list[str]) -> None:
@@ -67,16 +71,62 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, asked: list[str]) -> Non
     assert len(asked) == 6
 
 
-def test_dry_run_shows_runs_and_times_and_does_none(tmp_path: Path, asked: list[str]) -> None:
-    answer = call("pretended", "--dry-run", "--scale", "full", "--out", tmp_path / "none")
+def test_all_seeds_of_the_file_are_in_the_table(tmp_path: Path, asked: list[str]) -> None:
+    call("pretended", "--out", tmp_path, "--seeds", "3")
+    answer = call("pretended", "--out", tmp_path)
+    assert len(asked) == 6
+    assert re.search(r"two +│ +3.00 ± 1.00 │", answer.output)
+    assert "3 seeds, mean ± standard deviation" in answer.output
+
+
+def test_show_makes_the_table_of_what_there_is(tmp_path: Path, asked: list[str]) -> None:
+    answer = call("pretended", "--out", tmp_path, "--show")
+    assert (answer.status, asked) == (1, [])
+    path = tmp_path / "pretended-small.jsonl"
+    assert answer.errors == f"crossbn: {path} has no record of pretended: without --show its runs are done\n"
+    append(path, [pretended.finished(pretended.configs(Scale.SMALL)[1])])
+    answer = call("pretended", "--out", tmp_path, "--show")
     assert (answer.status, asked) == (0, [])
-    assert re.search(r"one, seed 0 +│ number 100 +│ +100 min", answer.output)
-    assert "2 of 2 runs to do" in answer.output
+    assert re.search(r"two +│ +2.00 │", answer.output)
+    page = (tmp_path / "pretended-small.md").read_text(encoding="utf-8")
+    assert "Not finished: one still to be run." in page
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_second_process_is_refused(tmp_path: Path, asked: list[str]) -> None:
+    with locked(tmp_path):
+        answer = call("pretended", "--out", tmp_path)
+        assert (answer.status, asked) == (1, [])
+        assert answer.errors == (
+            f"crossbn: another process works in {tmp_path}: wait for it, or take another --output\n"
+        )
+    assert call("pretended", "--out", tmp_path).status == 0
+
+
+def test_numbers_that_are_not_finite_are_no_number_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretended, "work", lambda *_: {"number": float("nan"), "square": float("inf")})
+    answer = call("pretended", "--out", tmp_path)
+    assert answer.status == 0, answer.errors
+    first, _ = read(tmp_path / "pretended-small.jsonl")
+    assert (first.values["number"], first.values["square"]) == (None, None)
+    assert "NaN" not in (tmp_path / "pretended-small.jsonl").read_text()
+    again = call("pretended", "--out", tmp_path)
+    assert re.search(r"two +│ +nan │", again.output)
+
+
+def test_dry_run_shows_cells_and_times_and_does_none(tmp_path: Path, asked: list[str]) -> None:
+    answer = call("pretended", "--dry-run", "--scale", "full", "--seeds", "2", "--out", tmp_path / "none")
+    assert (answer.status, asked) == (0, [])
+    assert re.search(r"one +│ 2 of 2 +│ 3 h +│ number 100 +│", answer.output)
+    assert "4 of 4 runs to do" in answer.output
     assert not (tmp_path / "none").exists()
     call("pretended", "--out", tmp_path)
     answer = call("pretended", "--dry-run", "--seeds", "2", "--fresh", "--out", tmp_path)
-    assert re.search(r"two, seed 0 +│ number 2 +│ +done", answer.output)
+    assert re.search(r"two +│ 1 of 2 +│ 2 min +│ number 2 +│", answer.output)
     assert "2 of 4 runs to do" in answer.output
+    call("pretended", "--out", tmp_path, "--seeds", "2")
+    answer = call("pretended", "--dry-run", "--seeds", "2", "--out", tmp_path)
+    assert re.search(r"two +│ 0 of 2 +│ done +│", answer.output)
 
 
 def test_dry_run_tells_settings_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +141,19 @@ def test_dry_run_tells_settings_plainly(tmp_path: Path, monkeypatch: pytest.Monk
     for i, told in enumerate(
         ["learning rate 0.1", "learning rate 0.01, positions 128, order 2", "learning rate 0.001, positions all"]
     ):
-        assert re.search(rf"│ {i}, seed 0 │ {told} +│", output)
+        assert re.search(rf"│ {i} +│ 1 of 1 │ 60 s +│ {told} +│", output)
     everything = "augment yes, image size 3, 8, measurements 4, random projections 2, number 1"
     assert f"All runs: {everything}.\n" in output
+
+
+@pytest.mark.parametrize(("name", "runs"), [("batch_size", 81), ("weights", 170)])
+def test_a_plan_of_many_runs_fits_a_screen(name: str, runs: int, tmp_path: Path) -> None:
+    words = ["reproduce", name, "--dry-run", "--out", str(tmp_path)]
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(make_app(), words)
+    table = result.stdout.partition("All runs:")[0].splitlines()
+    assert f"{runs} of {runs} runs to do" in result.stdout
+    assert len(table) <= 38
+    assert max(map(len, table)) <= 80
 
 
 def test_list(asked: list[str]) -> None:
@@ -117,8 +177,10 @@ def test_real_runs_can_be_listed_with_their_times(name: str, scale: str, tmp_pat
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((), "a name is missing; there is norms, batch_size"),
-        (("table1",), "there is no 'table1'; there is norms, batch_size"),
+        ((), "a name is missing; `crossbn reproduce --list` shows all"),
+        (("batchsize",), "there is no 'batchsize'; did you mean batch_size? `crossbn reproduce --list` shows all"),
+        (("xyz",), "there is no 'xyz'; `crossbn reproduce --list` shows all"),
+        (("learning_rate",), "learning_rate has no small scale, but medium"),
         (("pretended", "--scale", "huge"), "--scale"),
         (("pretended", "--seeds", "0"), "--seeds"),
         (("pretended", "--output", __file__), "--output"),
@@ -130,9 +192,29 @@ def test_usage_errors(words: tuple[str, ...], complaint: str, asked: list[str]) 
     assert complaint in answer.errors.splitlines()[-1]
 
 
+def test_a_picture_is_drawn_again_for_other_records_or_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def draw(records: Sequence[Record]) -> Figure:
+        drawn.append(len(records))
+        return Figure()
+
+    monkeypatch.setitem(FIGURES, "pretended", draw)
+    words = ("pretended", "--out", tmp_path)
+    for more, times in (((), 1), ((), 1), (("--show",), 2), (("--seeds", "3"), 3), ((), 3)):
+        assert call(*words, *more).status == 0
+        assert len(drawn) == times
+    assert drawn[0] == drawn[1] < drawn[2]
+    (tmp_path / "pretended-small.png").unlink()
+    call(*words)
+    assert (tmp_path / "pretended-small.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_missing_data_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, "")  # so that it is put back afterwards
-    answer = call("gradients", "--scale", "full", "--out", tmp_path / "none", "--data", tmp_path)
+    answer = call("gradients", "--scale", "full", "--out", tmp_path / "none", "--data-folder", tmp_path)
     assert answer.status == 1
     assert answer.errors.startswith(f"crossbn: ImageNet is not in {tmp_path}/imagenet/train: ")
     assert answer.errors.count("\n") == 1
@@ -146,17 +228,17 @@ def test_interruption_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(runner, "run_all", interrupted)
     answer = call("pretended", "--out", tmp_path)
-    assert answer.status == 1
+    assert answer.status == 130
     assert answer.errors.endswith("crossbn: interrupted; the same command again does the runs that are missing\n")
-    assert [each.task.name for each in read_results(tmp_path / "pretended-small.jsonl")] == ["two"]
+    assert [each.name for each in read(tmp_path / "pretended-small.jsonl")] == ["two"]
 
 
-def test_other_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
+def test_other_mistakes_end_with_a_sentence(tmp_path: Path, asked: list[str]) -> None:
     path = tmp_path / "pretended-small.jsonl"
     path.write_text("{")
     answer = call("pretended", "--out", tmp_path)
-    sentence = f"crossbn: line 1 of {path} is not the result of a run; --fresh starts anew\n"
-    assert (answer.status, answer.errors) == (1, sentence)
+    sentence = f"crossbn: line 1 of {path} is not a record of crossbn's; --fresh starts anew\n"
+    assert (answer.status, answer.errors, asked) == (1, sentence, [])  # before anything is computed
     (tmp_path / "file").write_text("")
     answer = call("pretended", "--out", tmp_path / "file" / "results")
     assert answer.status == 1

@@ -1,13 +1,11 @@
 """Two processes on gloo: sharded parameters train as replicated ones do, and a checkpoint continues the training."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -21,12 +19,11 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import crossbn
+from tests.distributed.processes import WORLD, Log, process_group
 
-WORLD = 2
 STEPS = 6
 STOP = 4  # the window is full and has begun to move on
 SAMPLED = {"order": 2, "positions": 16}
-Log = list[dict[str, Tensor]]
 Result = dict[str, Any]
 
 
@@ -158,12 +155,9 @@ def room_for_history(folder: str, rank: int) -> dict[str, Tensor]:
 
 
 def worker(rank: int, folder: str, task: Callable[..., Result], cases: list[tuple[Any, ...]]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
-    for i, case in enumerate(cases):
-        torch.save(task(rank, *case), f"{folder}/{i}.{rank}.pt")
-    dist.destroy_process_group()
-    os._exit(0)  # taken apart, DDP over gloo may wait for itself: its thread for Python's lock, Python for its thread
+    with process_group(rank, folder):
+        for i, case in enumerate(cases):
+            torch.save(task(rank, *case), f"{folder}/{i}.{rank}.pt")
 
 
 def check(folder: Path, task: Callable[..., Result], *cases: tuple[Any, ...]) -> None:

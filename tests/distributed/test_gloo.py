@@ -1,21 +1,19 @@
 """Two processes on gloo: per-process histories by default, joined statistics with sync=True."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import crossbn
+from tests.distributed.processes import WORLD, data, process_group, train
 
-WORLD = 2
 BATCHES = [(2, 2), (3, 1), (1, 2), (2, 4), (2, 2)]  # examples per process, step by step
-Log = list[dict[str, Tensor]]
+DATA = [data(step, sizes, 3, 5, 4) for step, sizes in enumerate(BATCHES)]
 
 
 def build(**options: Any) -> nn.Module:
@@ -29,40 +27,13 @@ def build(**options: Any) -> nn.Module:
     return model
 
 
-def data(step: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return [
-        torch.randn(n, 3, 5, 4, generator=generator, dtype=torch.float64) + rank for rank, n in enumerate(BATCHES[step])
-    ]
-
-
-def train(model: nn.Module, core: nn.Module, parts: list[list[Tensor]], scale: float) -> Log:
-    """Train on the given parts of each step's data; log what the comparison needs. The loss is a sum over examples."""
-    optimizer = torch.optim.SGD(core.parameters(), 0.02)
-    log: Log = []
-    for batches in parts:
-        x = torch.cat(batches)
-        optimizer.zero_grad()
-        out = model(x)
-        (out.sin() * torch.linspace(0, 1, 6, dtype=torch.float64).reshape(6, 1, 1)).sum().mul(scale).backward()
-        optimizer.step()
-        log.append({"out": out.detach(), **{k: v.clone() for k, v in core.state_dict().items()}})
-    return log
-
-
 def worker(rank: int, folder: str, options: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
-    core = build(**options)
-    # DDP averages gradients over processes; the loss of the joined batch is their sum.
-    model = DistributedDataParallel(core, broadcast_buffers=False)
-    log = train(model, core, [[data(step)[rank]] for step in range(len(BATCHES))], float(WORLD))
-    torch.save({"log": log, "history": crossbn.history_state(core)}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-    os._exit(0)  # taken apart, DDP over gloo may wait for itself: its thread for Python's lock, Python for its thread
-    os._exit(
-        0
-    )  # taking DDP and gloo apart, torch may wait for itself: a thread for Python's lock, Python for the thread
+    with process_group(rank, folder):
+        core = build(**options)
+        # DDP averages gradients over processes; the loss of the joined batch is their sum.
+        model = DistributedDataParallel(core, broadcast_buffers=False)
+        log = train(model, core, [parts[rank] for parts in DATA], float(WORLD))
+        torch.save({"log": log, "history": crossbn.history_state(core)}, f"{folder}/{rank}.pt")
 
 
 def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
@@ -85,7 +56,7 @@ def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
 def test_sync_equals_one_process_with_the_joined_batch(tmp_path: Path, options: dict[str, Any]) -> None:
     results = run(tmp_path, sync=True, **options)
     alone = build(**options)
-    expected = train(alone, alone, [data(step) for step in range(len(BATCHES))], 1.0)
+    expected = train(alone, alone, [torch.cat(parts) for parts in DATA], 1.0)
     for step, want in enumerate(expected):
         logs = [result["log"][step] for result in results]
         torch.testing.assert_close(torch.cat([log["out"] for log in logs]), want["out"], rtol=1e-9, atol=1e-10)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from crossbn import functional as C
-from tests.nn.test_oracle import OPERATORS, functional_form
+from tests.nn.test_oracle import OPERATORS
+from tests.support import functional_form
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from crossbn import functional as C
 from crossbn.functional import Settings
-from tests.nn.test_oracle import OPERATORS, functional_form
+from tests.nn.test_oracle import OPERATORS
+from tests.support import functional_form
 
 STORAGES = {"gradient": C.GradientStorage, "patches": C.PatchStorage}
 STORAGE = pytest.mark.parametrize("kind", STORAGES)

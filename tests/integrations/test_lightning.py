@@ -196,6 +196,8 @@ def test_evaluation_of_a_checkpoint_needs_no_conversion(tmp_path: Path) -> None:
         ({"window": 2, "batch_size": 4}, "one of window and batch_size"),
         ({"burn_in_epochs": 1, "burn_in_steps": 4}, "one of burn_in_epochs and burn_in_steps"),
         ({"burn_in_steps": -1}, "none below 0"),
+        ({"window": 0}, "window must be an integer of at least 1, got 0"),
+        ({"batch_size": 4, "order": 3}, "order must be one of 0, 1, 2, got 3"),
     ],
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:
@@ -206,8 +208,17 @@ def test_contradictions_are_refused(options: dict[str, Any], message: str) -> No
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(TypeError, match="burn_in_epochs and burn_in_steps in place of burn_in"):
         CrossIterationNorm(burn_in=3)
-    with pytest.raises(TypeError, match="no_such_option"):
-        trainer(CrossIterationNorm(window=2, no_such_option=1)).fit(Module(), loader())
+    with pytest.raises(TypeError, match="no option is called 'no_such_option'; there are window, burn_in"):
+        CrossIterationNorm(window=2, no_such_option=1)
+
+
+def test_tells_what_conversion_did() -> None:
+    callback = CrossIterationNorm(window=2)
+    assert callback.report is None
+    module = Module()
+    trainer(callback).fit(module, loader())
+    assert callback.report is not None
+    assert [record.name for record in callback.report.compensated] == list(cross_iteration_norms(module))
 
 
 def test_a_module_without_norms_is_refused() -> None:

@@ -81,6 +81,11 @@ def test_resuming_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(resumed.model.state_dict()[name], value), name
 
 
+def test_wrong_options_are_refused_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match="no option is called 'foo'"):
+        CrossIterationNorm(foo=1)
+
+
 def test_a_missing_history_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer, callback = make_trainer(tmp_path), CrossIterationNorm()
     logger = logging.getLogger("transformers.crossbn")

@@ -35,6 +35,11 @@ def test_converts_what_is_trained(options: dict[str, int], window: int) -> None:
     assert cross_iteration_norms(trainer.model)["1"].settings.window == window
 
 
+def test_wrong_options_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="window must be an integer of at least 1, got 0"):
+        add_callback(Model(), window=0)
+
+
 def test_several_devices_are_refused() -> None:
     model, trainer = Model(), make_trainer(world_size=2)
     add_callback(model)

@@ -1,6 +1,5 @@
 """Compensation through an activation, against the slow reference and by hand."""
 
-import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 import crossbn
 from crossbn import functional as C
 from crossbn import ops
-from crossbn.ops import cpu, library
+from crossbn.ops import cpu
 from crossbn.pairing.graph import read_calls
 from tests.nn.test_oracle import OPERATORS, assert_near, norm_for
 from tests.ops.test_cpu import train, twice
 from tests.reference.cross_iteration import ReferenceNorm
+from tests.support import compiled_code, move_
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -69,9 +69,7 @@ def check(module: nn.Module, act: nn.Module, shape: tuple[int, ...], dtype: torc
         running_var = 0.9 * running_var + 0.1 * var * count / (count - 1)
         assert_near(norm.running_mean, running_mean, dtype)
         assert_near(norm.running_var, running_var, dtype)
-        with torch.no_grad():
-            for parameter in own + rest:
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        move_(own + rest)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -234,9 +232,7 @@ def test_double_backward_equals_the_reference() -> None:
                 second.append(torch.autograd.grad(norm_of, parameters))
             for got, want in zip(*second, strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
-        with torch.no_grad():
-            for parameter in conv.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        move_(conv.parameters())
 
 
 def test_a_saved_history_goes_on_where_it_was() -> None:
@@ -312,7 +308,7 @@ def test_an_infinite_input_that_an_activation_bounds_is_not_remembered(
     act: Callable[[], nn.Module], native: bool
 ) -> None:
     model, _ = converted(nn.Conv2d(3, 8, 3), act(), nn.BatchNorm2d(8), window=4)
-    with contextlib.nullcontext() if native else library.switched_off():
+    with compiled_code(native):
         for step in range(5):
             x = torch.randn(2, 3, 6, 6)
             x[0, 0, 2, 2] = -torch.inf if step == 2 else 0.0

@@ -1,6 +1,5 @@
 """Running statistics as a belief: prior="running"."""
 
-import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import crossbn
-from crossbn.ops import library
+from tests.support import compiled_code, draw
 
 F64 = torch.float64
 
@@ -29,7 +28,7 @@ def trained(convolution: nn.Module | None = None) -> nn.Sequential:
 
 
 def batch(seed: int) -> Tensor:
-    return torch.randn(2, 3, 7, 7, dtype=F64, generator=torch.Generator().manual_seed(seed)) + 0.5
+    return draw(seed, 2, 3, 7, 7, dtype=F64) + 0.5
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -39,7 +38,7 @@ def test_without_a_change_of_weights_it_is_a_frozen_norm(compiled: bool) -> None
     crossbn.revert_(frozen)
     frozen.eval()
     before = copy.deepcopy(model[1].state_dict())
-    with contextlib.nullcontext() if compiled else library.switched_off():
+    with compiled_code(compiled):
         for seed in range(6):
             x, y = (batch(seed).requires_grad_() for _ in range(2))
             got, expected = model(x), frozen(y)
@@ -64,7 +63,7 @@ def test_the_belief_keeps_its_scale_whatever_the_weights_scale_becomes(convoluti
     norm.momentum = 0.0  # it moves with the weights and not to anything else
     before = copy.deepcopy(model[1].state_dict())
     grown = 1.0
-    with contextlib.nullcontext() if compiled else library.switched_off():
+    with compiled_code(compiled):
         for seed in range(20):
             model(batch(seed))
             with torch.no_grad():
@@ -92,7 +91,7 @@ def test_gradients_have_no_part_along_the_scale_of_the_weights() -> None:
     along = along_frozen = 0.0
     for seed in range(4):
         x = batch(seed)
-        target = torch.randn(2, 4, 5, 5, dtype=F64, generator=torch.Generator().manual_seed(100 + seed))
+        target = draw(100 + seed, 2, 4, 5, 5, dtype=F64)
         weight: Any = model[0].weight
         (found,) = torch.autograd.grad(F.mse_loss(model(x), target), weight)
         frozen = F.batch_norm(
@@ -106,7 +105,7 @@ def test_gradients_have_no_part_along_the_scale_of_the_weights() -> None:
 
 def run(model: nn.Module, steps: int, compiled: bool = True) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), 0.02)
-    with contextlib.nullcontext() if compiled else library.switched_off():
+    with compiled_code(compiled):
         for seed in range(steps):
             optimizer.zero_grad()
             out = model(batch(seed))
@@ -202,7 +201,7 @@ def test_steps_that_are_not_remembered_are_made_up_for_once(compiled: bool) -> N
             x[:, :, 1, 1] = float("inf")  # at a place that the stride skips
         model(x)
 
-    with contextlib.nullcontext() if compiled else library.switched_off():
+    with compiled_code(compiled):
         assert grown(model, step) == pytest.approx(1.01**40, rel=0.05)  # one step of 15 %, to the first order
 
 
@@ -373,7 +372,7 @@ def test_norms_that_share_a_convolution_have_beliefs_of_their_own() -> None:
     for model in (one, two):
         crossbn.convert_(model, window=4, prior="running")
     for seed in range(5):
-        x = torch.randn(2, 3, 33, 33, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        x = draw(seed, 2, 3, 33, 33, dtype=F64)
         losses = [(model(x) - x[:, :1, :4, :4]).square().mean() for model in (one, two)]
         torch.testing.assert_close(*losses)
         for loss in losses:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import crossbn
 from crossbn.nn import CrossIterBatchNorm
+from tests.support import descend_
 
 # A region inside another, or under no_grad, sees no gradients coming.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -101,10 +102,7 @@ def train(
         loss.backward()
         before_update(model)
         trace += [loss.detach(), *(leaf.grad for leaf in (*batches, *model.parameters()))]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.01)
+        descend_(model)
     return trace, {**model.state_dict(), **crossbn.history_state(model)}
 
 

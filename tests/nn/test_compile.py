@@ -2,7 +2,6 @@
 
 import itertools
 import warnings
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import crossbn
-from crossbn.ops import library
+from tests.support import compiled_code
 
 
 def build(**options: Any) -> nn.Module:
@@ -107,7 +106,7 @@ def test_eager_steps_may_follow_compiled_ones(native: bool) -> None:
     def call(x: Tensor) -> Any:
         return (compiled if 4 <= next(step) < 8 else mixed)(x)
 
-    with nullcontext() if native else library.switched_off():
+    with compiled_code(native):
         expected, _ = train(eager, eager, steps=12)
         assert train(mixed, call, steps=12)[0] == pytest.approx(expected, rel=1e-9)
 

@@ -54,7 +54,7 @@ def errors(model: nn.Sequential, consistent: bool, steps: int = STEPS) -> list[f
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 1.0
     together(torch.cat([images(step) for step in range(steps - WINDOW, steps)]))
-    crossbn.convert_(model, window=WINDOW, positions=None, weights="equal", consistent=consistent)
+    crossbn.convert_(model, window=WINDOW, positions=None, weights="equal", consistent=consistent, order=2)
     norms = [norm for norm in model.modules() if isinstance(norm, CrossIterBatchNorm)]
     for norm in norms:
         norm.momentum = 1.0
@@ -114,7 +114,7 @@ def test_gradients_are_those_through_moved_patches() -> None:
 
 def test_steps_of_other_forwards_are_left_as_they_are() -> None:
     model = plain(depth=2)
-    crossbn.convert_(model, window=WINDOW, positions=None, weights="equal", consistent=True)
+    crossbn.convert_(model, window=WINDOW, positions=None, weights="equal", consistent=True, order=2)
     for step in range(STEPS):
         model(images(step))
     other = copy.deepcopy(model)
@@ -128,7 +128,7 @@ def test_steps_of_other_forwards_are_left_as_they_are() -> None:
 
 def test_what_is_not_known_is_not_carried() -> None:
     model = plain(depth=1)
-    crossbn.convert_(model, window=2, consistent=True)
+    crossbn.convert_(model, window=2, consistent=True, order=2)
     model(images(0))
     y = model(images(1))
     known = y + 1.0 * y.detach()  # a term without a graph
@@ -137,12 +137,12 @@ def test_what_is_not_known_is_not_carried() -> None:
     assert carried_to(y.cumsum(1).exp().grad_fn) is None
 
 
-@pytest.mark.parametrize("options", [{"order": 0}, {"prior": "running"}])
+@pytest.mark.parametrize("options", [{"order": 0}, {"order": 1}, {"order": 2, "prior": "running"}])
 def test_settings_that_exclude_it(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="consistent"):
         crossbn.convert_(plain(), window=4, consistent=True, **options)
 
 
 def test_it_is_said_to_be_an_experiment() -> None:
-    with pytest.warns(crossbn.ConversionWarning, match="experiment: it has made trainings worse"):
-        crossbn.convert_(plain(depth=1), window=4, consistent=True)
+    with pytest.warns(crossbn.ConversionWarning, match="experiment: its steps take several times as long"):
+        crossbn.convert_(plain(depth=1), window=4, consistent=True, order=2)

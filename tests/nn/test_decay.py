@@ -1,32 +1,27 @@
 """Step weights by age: a remembered step counts `decay` to the power of its age."""
 
-import contextlib
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 import crossbn
 from crossbn.nn.history import History
-from crossbn.ops import Past, library
+from crossbn.ops import Past
 from tests.ops.test_cpu import Dense, train, twice
+from tests.support import compiled_code, last_pooled
 
 
 def frozen_statistics(decay: float, compiled: bool, wide: bool, steps: int = 7) -> tuple[Tensor, Tensor]:
     """Running statistics after steps with frozen weights, and what they should be."""
-    torch.manual_seed(0)
-    conv = nn.Conv2d(2, 70 if wide else 3, 3 if not wide else (3, 79), padding=(0, 40 if wide else 0), bias=False)
-    norm = nn.BatchNorm2d(conv.out_channels, momentum=1.0)  # the running mean is the last pooled one
-    network = nn.Sequential(conv, norm).double()
-    crossbn.convert_(network, window=4, decay=decay)
+    network = last_pooled(wide, decay=decay)
     batches = [torch.randn(2, 2, 5, 6, dtype=torch.float64) + step for step in range(steps)]
-    with contextlib.nullcontext() if compiled else library.switched_off():
+    with compiled_code(compiled):
         for batch in batches:
             network(batch)
-    means = [conv(batch).detach().mean([0, 2, 3]) for batch in batches[-4:]]
+    means = [network[0](batch).detach().mean([0, 2, 3]) for batch in batches[-4:]]
     weights = [decay**age for age in reversed(range(len(means)))]
-    assert norm.running_mean is not None
-    return norm.running_mean, sum(w * mean for w, mean in zip(weights, means, strict=True)) / sum(weights)
+    mean = network.get_buffer("1.running_mean")
+    return mean, sum(w * mean for w, mean in zip(weights, means, strict=True)) / sum(weights)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.7, 0.1])

@@ -14,6 +14,7 @@ from torch.func import functional_call, jacrev
 
 import crossbn
 from tests.reference.cross_iteration import moments
+from tests.support import move_
 
 Weights = dict[str, Tensor]
 
@@ -120,9 +121,7 @@ def trained(body: str, **options: Any) -> tuple[nn.Sequential, Reference]:
         weights = {name: p.detach().clone() for name, p in model.named_parameters() if name[0] == "0"}
         reference.past.append((weights, y))
         model.zero_grad()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        move_(model.parameters())
     return model, reference
 
 

@@ -4,7 +4,6 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,13 @@ from torch.autograd import forward_ad
 import crossbn
 from crossbn import nn as cnn
 from crossbn import ops
-from crossbn.ops import library
 from crossbn.ops.autograd import Context, normalize
 from tests.reference.cross_iteration import ReferenceNorm
+from tests.support import compiled_code, move_
 
 NATIVE = pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
 # Forward-mode derivatives make torch load scripts of its own.
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:`torch.jit.script")
-
-
-def compiled(native: bool) -> AbstractContextManager[None]:
-    return nullcontext() if native else library.switched_off()
 
 
 def network(channels: int = 8, momentum: float = 0.1, bias: bool = False, **options: Any) -> nn.Sequential:
@@ -56,7 +51,7 @@ def test_huge_batches_leave_running_statistics_finite(
     if make is network:
         with torch.no_grad():
             model.get_parameter("0.weight").div_(27)
-    with compiled(native):
+    with compiled_code(native):
         for sign in (1, -1, 1, -1, 1):
             model(sign * size * (1 + 0.03 * torch.randn(2, 3, 6, 6)))
             assert model.get_buffer("1.running_var").isfinite().all()
@@ -80,7 +75,7 @@ def test_variance_beside_a_large_mean(
     model = network(momentum=1.0, bias=bias, **options)
     weight, shift = model.get_parameter("0.weight"), model.get_parameter("0.bias") if bias else None
     outputs = []
-    with compiled(native):
+    with compiled_code(native):
         for _ in range(6):
             y = torch.randn(2, 3, 8, 8) + ratio / 5  # 27 weights around 1: mean 27, standard deviation 5.4
             outputs.append(F.conv2d(y, weight, shift).detach().double())
@@ -120,9 +115,7 @@ def test_transposed_convolution_whose_output_has_margins(name: str, order: int, 
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
         ours = torch.autograd.grad(out.sin().sum(), values)
         torch.testing.assert_close(ours, torch.autograd.grad(expected.sin().sum(), twins), rtol=1e-8, atol=1e-8)
-        with torch.no_grad():
-            for parameter in values:
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        move_(values)
 
 
 Layout = Callable[[Tensor], Tensor]
@@ -153,7 +146,7 @@ def check_normalize(
     share = vector(torch.linspace(0.2, 0.8, 4, dtype=types[-1]))
     gradient = output_grad(torch.randn(3, 4, 5, 6, dtype=F64).to(x.dtype))
     try:
-        with compiled(native):
+        with compiled_code(native):
             out = normalize(x, mean, var, gamma, beta, Context(share, 1e-5))
             got = torch.autograd.grad(out, values, gradient.to(out.dtype))
     except (RuntimeError, TypeError, ValueError):
@@ -207,7 +200,7 @@ def test_normalize_of_mixed_types(types: tuple[torch.dtype, ...], layout: str, n
 @NATIVE
 def test_moments_keep_their_graph(shape: tuple[int, ...], dtype: torch.dtype, native: bool) -> None:
     x, dims = torch.randn(shape, dtype=dtype).requires_grad_(), [0, *range(2, len(shape))]
-    with compiled(native):
+    with compiled_code(native):
         mean, var = ops.moments(x)
     expected_var, expected_mean = torch.var_mean(x, dims, correction=0)
     assert mean.requires_grad
@@ -225,7 +218,7 @@ def test_moments_keep_their_tangents(shape: tuple[int, ...], native: bool) -> No
     x, tangent, dims = torch.randn(shape), torch.randn(shape), [0, *range(2, len(shape))]
     centred = x - x.mean(dims, keepdim=True)
     expected = tangent.mean(dims), 2 * (centred * tangent).mean(dims)
-    with compiled(native):
+    with compiled_code(native):
         by_transform = torch.func.jvp(ops.moments, (x,), (tangent,))[1]
         with forward_ad.dual_level():
             moments = ops.moments(forward_ad.make_dual(x, tangent))

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import crossbn
 from tests.reference.cross_iteration import moments
+from tests.support import move_alike_
 
 EXACT: dict[str, Any] = {"window": 3, "order": 2, "positions": None, "decay": 1.0}
 
@@ -97,15 +98,6 @@ def batch(*shape: int) -> Tensor:
     return torch.randn(2 if len(shape) > 1 else 6, *shape, dtype=torch.float64) + 0.3
 
 
-def change_weights(*models: nn.Module) -> None:
-    """The same change for all of them."""
-    with torch.no_grad():
-        for parameters in zip(*(model.parameters() for model in models), strict=True):
-            parameters[0].add_(torch.randn_like(parameters[0]), alpha=0.1)
-            for other in parameters[1:]:
-                other.copy_(parameters[0])
-
-
 def pooled(xs: Sequence[Tensor], norm: nn.Module) -> Tensor:
     """The last of `xs` normalized with the raw moments of all of them, each weighing the same."""
     means, seconds = (torch.stack(each).mean(0) for each in zip(*map(moments, xs), strict=True))
@@ -136,7 +128,7 @@ def test_compensated_as_if_run_again_with_todays_weights(name: str) -> None:
         expected = plain.after(pooled([plain.before(x) for x in xs], plain.norm))
         assert_near(out, expected)
         assert_near(gradients(out, model), gradients(expected, plain))
-        change_weights(model, plain)
+        move_alike_(model, plain, size=0.1)
 
 
 def replace_forward(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], None]:
@@ -194,7 +186,7 @@ def test_operator_that_does_something_else(
             model.zero_grad()
             out.sin().sum().backward()
             assert_near([p.grad for p in model.parameters()], gradients(fits[0], plain))
-        change_weights(model, plain)
+        move_alike_(model, plain, size=0.1)
 
 
 class Levels(nn.Module):
@@ -223,7 +215,7 @@ def test_levels_of_a_pyramid_do_not_mix(calls: list[int], order: int) -> None:
         summed = [gradients(out, one) for out, one in zip(expected, apart, strict=False)]
         ours = torch.autograd.grad(sum(out.sin().sum() for out in outs), list(model.parameters()))
         assert_near(list(ours), [torch.stack(each).sum(0) for each in zip(*summed, strict=True)])
-        change_weights(model, *apart)
+        move_alike_(model, *apart, size=0.1)
 
 
 def test_streams_do_not_mix() -> None:
@@ -236,7 +228,7 @@ def test_streams_do_not_mix() -> None:
         assert_near(model([x]), real([x]))
         with crossbn.stream("generated"):
             assert_near(model([fake]), generated([fake]))
-        change_weights(model, real, generated)
+        move_alike_(model, real, generated, size=0.1)
 
 
 UNPAIRED: dict[str, tuple[Callable[[], nn.Sequential], int]] = {
@@ -259,7 +251,7 @@ def test_norm_without_an_operator_stays_batchnorm(name: str) -> None:
         assert torch.equal(out, expected)
         assert all(map(torch.equal, gradients(out, model), gradients(expected, plain)))
         assert all(map(torch.equal, model.buffers(), plain.buffers()))
-        change_weights(model, plain)
+        move_alike_(model, plain, size=0.1)
     assert [(record.name, bool(record.reason)) for record in report.left] == [(str(place), True)]
     assert report.compensated == report.pooled == []
 
@@ -276,7 +268,7 @@ def test_norm_without_an_operator_pools_if_told_to(name: str) -> None:
         xs.append(plain[:place](x).detach())
         out = model(x)
         assert_near(out, plain[place + 1 :](pooled(xs, plain[place])))
-        change_weights(model, plain)
+        move_alike_(model, plain, size=0.1)
     assert [record.name for record in report.pooled] == [str(place)]
 
 

@@ -1,6 +1,5 @@
 """The layer against the slow reference: every operator, several optimizer steps, changing batch sizes."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from crossbn import nn as cnn
 from crossbn.functional import geometry_of
 from crossbn.ops import cpu
 from tests.reference.cross_iteration import ReferenceNorm
+from tests.support import functional_form, move_
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
 
@@ -41,20 +41,6 @@ OPERATORS: dict[str, Case] = {
     "transposed groups": (lambda: nn.ConvTranspose2d(4, 6, (2, 3), stride=(3, 1), groups=2), (4, 3, 4)),
     "transposed 3d": (lambda: nn.ConvTranspose3d(2, 4, 2, stride=(1, 2, 1)), (2, 2, 3, 2)),
 }
-
-
-def functional_form(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The operator as a function of its input and weight, without bias."""
-
-    plain = copy.deepcopy(module).double()
-    plain._forward_hooks.clear()  # they belong to the layer under test
-    plain.register_parameter("bias", None)
-
-    def call(y: Tensor, weight: Tensor) -> Tensor:
-        output: Tensor = torch.func.functional_call(plain, {"weight": weight}, (y,))
-        return output
-
-    return call
 
 
 def norm_for(module: nn.Module, dims: int, **options: Any) -> cnn.CrossIterBatchNorm:
@@ -118,9 +104,7 @@ def check(
         running_var = 0.9 * running_var + 0.1 * var * count / (count - 1)
         assert_near(norm.running_mean, running_mean, dtype)
         assert_near(norm.running_var, running_var, dtype)
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter += jump * torch.randn_like(parameter)
+        move_(parameters, jump)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
+from tests.support import move_alike_
 
 # Maps of 12x12 and 6x6 in batches of 4: 32 positions are 8 of each example's 144 or 36.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -118,10 +119,7 @@ def test_last_micro_batch_sees_the_whole_batch(order: int, positions: int | None
         batch = torch.randn(8, 3, 6, 6, dtype=torch.float64) + 0.5
         parts: list[Tensor] = [model(micro) for micro in batch.split(2)]
         torch.testing.assert_close(parts[-1], plain(batch)[-2:], rtol=0, atol=1e-12)
-        with torch.no_grad():
-            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-                ours.add_(torch.randn_like(ours), alpha=0.3)
-                theirs.copy_(ours)
+        move_alike_(model, plain, size=0.3)
 
 
 if __name__ == "__main__":

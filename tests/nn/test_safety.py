@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn.utils import parametrize, prune
 import crossbn
 from crossbn import nn as cnn
 from crossbn.functional import weights_by_age
-from crossbn.ops import library
+from tests.support import assert_same, compiled_code, history_of, norm_of
 
 INF, NAN = float("inf"), float("nan")
 
@@ -44,18 +43,8 @@ def everything(model: nn.Module) -> dict[str, Tensor]:
     return {**copy.deepcopy(model.state_dict()), **history}
 
 
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    torch.testing.assert_close(left, right, rtol=0, atol=0)
-
-
-def norm_of(model: nn.Module, name: str = "1") -> cnn.CrossIterBatchNorm:
-    norm = model.get_submodule(name)
-    assert isinstance(norm, cnn.CrossIterBatchNorm)
-    return norm
-
-
 def steps_remembered(model: nn.Module) -> int:
-    history = norm_of(model).segments[0].history
+    history = history_of(model)
     return min(int(history.num_steps), history.slots)
 
 
@@ -459,7 +448,7 @@ def test_a_look_in_inference_mode_does_not_spoil_training(native: bool, decay: f
     crossbn.convert_(network, window=11, decay=decay)  # a window that no other test has
     x = torch.randn(2, 3, 6, 6)
     weights_by_age.cache_clear()
-    with nullcontext() if native else library.switched_off():
+    with compiled_code(native):
         network(x).sum().backward()
         with torch.inference_mode():
             network(x)

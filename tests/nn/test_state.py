@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import crossbn
+from tests.support import assert_same, batch, by_pickle, train
 
 Copier = Callable[[nn.Module], nn.Module]
 
@@ -63,40 +63,10 @@ def converted(name: str = "chain", **options: Any) -> nn.Module:
     return model
 
 
-def batch(step: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def train(model: nn.Module, steps: range) -> list[Tensor]:
-    """Plain SGD, without state of its own; returns the outputs."""
-    outputs = []
-    for step in steps:
-        model.zero_grad()
-        out = model(batch(step))
-        outputs.append(out.detach())
-        (out.square().sum() + out.sum()).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.01)
-    return outputs
-
-
 def everything(model: nn.Module) -> dict[str, Tensor]:
     """Parameters, buffers, history."""
     state = {f"model {name}": tensor.clone() for name, tensor in model.state_dict().items()}
     return state | {f"history {name}": tensor for name, tensor in crossbn.history_state(model).items()}
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
-
-
-def by_pickle(model: nn.Module) -> nn.Module:
-    copied: nn.Module = pickle.loads(pickle.dumps(model))
-    return copied
 
 
 def by_torch_save(model: nn.Module) -> nn.Module:
@@ -174,14 +144,6 @@ def test_meta(name: str) -> None:
     history = {key: tensor for key, tensor in crossbn.history_state(model).items() if not key.endswith(numbers)}
     assert {tensor.device.type for tensor in history.values()} == {"meta"}
     assert model(torch.empty(2, 3, 8, 8, device="meta")).shape == (2, 3)
-
-
-# Fills what `to_empty` allocates with NaN.
-@pytest.fixture
-def _poisoned_memory() -> Any:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.usefixtures("_poisoned_memory")

@@ -10,28 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
+from tests.support import batch, conv_norm, converted, history_is_finite, steps_pushed
 
 ROUNDS = 60
-
-
-def converted(*after: nn.Module, **options: Any) -> nn.Sequential:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), *after)
-    crossbn.convert_(model, **{"window": 4, **options})
-    return model
-
-
-def batch(step: int) -> Tensor:
-    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step))
-
-
-def pushed(model: nn.Module) -> int:
-    """How many steps have been remembered."""
-    return sum(int(value) for key, value in crossbn.history_state(model).items() if key.endswith("/pushed"))
-
-
-def history_is_finite(model: nn.Module) -> bool:
-    return all(bool(value.isfinite().all()) for value in crossbn.history_state(model).values())
 
 
 def at_once(*jobs: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
@@ -75,7 +56,7 @@ def test_two_threads_train(options: dict[str, Any], backward: bool) -> None:
     model = converted(**options)
     outputs = at_once(training(model, 0, backward), training(model, 1000, backward), looking(model))
     assert all(out.isfinite().all() for each in outputs for out in each)
-    assert pushed(model) == 2 * ROUNDS
+    assert steps_pushed(model) == 2 * ROUNDS
     assert history_is_finite(model)
     # Weights have not changed: each output is normalized with its own batch and others of the same kind.
     for out in outputs[0]:
@@ -88,14 +69,14 @@ def test_burn_in_counts_the_forwards_of_all_threads() -> None:
     model = converted(burn_in=ROUNDS)
     at_once(training(model, 0), training(model, 1000), looking(model))
     # The last forward of burn-in and one of the other thread may overlap: then both are BatchNorm's.
-    assert pushed(model) in (ROUNDS - 1, ROUNDS)
+    assert steps_pushed(model) in (ROUNDS - 1, ROUNDS)
 
 
 def test_looks_in_another_thread_are_not_remembered() -> None:
     model, alone = converted(), converted()
     results = at_once(training(model, 0), looking(model), looking(model))
     assert all(out.isfinite().all() for each in results for out in each)
-    assert pushed(model) == ROUNDS
+    assert steps_pushed(model) == ROUNDS
     expected = training(alone, 0)()
     torch.testing.assert_close(results[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -107,7 +88,7 @@ def test_evaluation_of_a_copy_with_shared_parameters_at_the_same_time() -> None:
         setattr(evaluated.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], parameter)
     results = at_once(training(model, 0), training(evaluated, 0, backward=False))
     assert all(out.isfinite().all() for each in results for out in each)
-    assert (pushed(model), pushed(evaluated)) == (ROUNDS, 0)
+    assert (steps_pushed(model), steps_pushed(evaluated)) == (ROUNDS, 0)
 
 
 def replicated(model: nn.Sequential, device: str = "cpu") -> nn.Sequential:
@@ -131,18 +112,18 @@ def replicated(model: nn.Sequential, device: str = "cpu") -> nn.Sequential:
 def test_replica_leaves_the_original_consistent() -> None:
     model = converted()
     for step in range(3):
-        before = pushed(model)
+        before = steps_pushed(model)
         replica = replicated(model)
         out = replica(batch(step))
         assert out.isfinite().all()
         assert out[:1].std() > 0.5
         grads = torch.autograd.grad(out.sin().sum(), list(model.parameters()))
         assert all(grad.isfinite().all() for grad in grads)
-        assert pushed(model) - before in (0, 1)
+        assert steps_pushed(model) - before in (0, 1)
         assert history_is_finite(model)
-    before = pushed(model)
+    before = steps_pushed(model)
     assert model(batch(3)).isfinite().all()
-    assert pushed(model) == before + 1
+    assert steps_pushed(model) == before + 1
 
 
 def test_replica_on_another_device_has_a_history_of_its_own() -> None:
@@ -156,7 +137,7 @@ def test_replica_on_another_device_has_a_history_of_its_own() -> None:
 
 def test_replica_alone_is_right() -> None:
     """The first forward of a replica has nothing to remember: BatchNorm."""
-    model, plain = converted(), nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+    model, plain = converted(), conv_norm()
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(replicated(model)(batch(0)), plain(batch(0)), rtol=1e-5, atol=1e-5)
 
@@ -166,7 +147,7 @@ def test_replicas_in_threads() -> None:
     replicas = [replicated(model) for _ in range(3)]
     outputs = at_once(*(training_once(replica, i) for i, replica in enumerate([model, *replicas])))
     assert all(out.isfinite().all() for each in outputs for out in each)
-    assert 1 <= pushed(model) <= 4
+    assert 1 <= steps_pushed(model) <= 4
     assert history_is_finite(model)
 
 
@@ -201,7 +182,7 @@ def test_failed_forward_that_is_tried_again_is_remembered_once(failures: int, op
         out, expected = model(batch(step)), undisturbed(batch(step))
         assert torch.equal(out, expected)
         out.sum().backward()
-    assert pushed(model) == pushed(undisturbed) == 5 - options.get("burn_in", 0)
+    assert steps_pushed(model) == steps_pushed(undisturbed) == 5 - options.get("burn_in", 0)
     ours, theirs = crossbn.history_state(model), crossbn.history_state(undisturbed)
     assert ours.keys() == theirs.keys()
     assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []

@@ -1,7 +1,6 @@
 """What is done to a model in the middle of training: casts, functional calls, export, meta devices, copies."""
 
 import copy
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,47 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import crossbn
-
-
-def plain(device: str = "cpu") -> nn.Sequential:
-    torch.manual_seed(0)
-    with torch.device(device):
-        return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
-
-
-def converted(device: str = "cpu", **options: Any) -> nn.Sequential:
-    model = plain(device)
-    crossbn.convert_(model, **{"window": 4, **options})
-    return model
-
-
-def batch(step: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step)).to(dtype)
-
-
-def train(model: nn.Module, steps: range, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    outputs = []
-    for step in steps:
-        model.zero_grad()
-        out = model(batch(step, dtype))
-        out.sin().sum().backward()
-        outputs.append(out.detach())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.01)
-    return outputs
-
-
-def pushed(model: nn.Module) -> Tensor:
-    """How many steps are remembered since the beginning: a copy of the counter."""
-    (counter,) = [value for key, value in crossbn.history_state(model).items() if key.endswith("/pushed")]
-    return counter
-
-
-def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
-
+from tests.support import assert_same, batch, by_pickle, conv_norm, converted, steps_pushed, train
 
 CASTS: dict[str, tuple[Callable[[nn.Module], nn.Module], torch.dtype]] = {
     "type": (lambda model: model.type(torch.float32), torch.float32),
@@ -74,7 +33,7 @@ def test_cast_in_the_middle_of_training(cast: str, order: int) -> None:
     train(untouched, range(5))
     apply(model)
     outputs, expected = train(model, range(5, 12), dtype), train(untouched, range(5, 12))
-    counter = pushed(model)
+    counter = crossbn.history_state(model)["norm/0/pushed"]
     assert counter.dtype == torch.int64
     assert int(counter) == 12
     tolerance = 1e-4 if dtype.itemsize >= 4 else 0.1
@@ -102,8 +61,8 @@ def test_functional_call_keeps_the_history(order: int) -> None:
     got, expected = functional_steps(model, range(6)), train(in_place, range(6))
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(got[1], train(plain(), range(2))[1], atol=1e-3)
-    assert int(pushed(model)) == 6
+    assert not torch.allclose(got[1], train(conv_norm(), range(2))[1], atol=1e-3)
+    assert steps_pushed(model) == 6
 
 
 def test_functional_call_that_computes_the_weights() -> None:
@@ -114,12 +73,12 @@ def test_functional_call_that_computes_the_weights() -> None:
     in_place(x).sum().backward()
     slow = torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
     names = dict(model.named_parameters())
-    out = functional_call(model, {**names, "0.weight": names["0.weight"].detach() * slow}, (y,))
+    out = functional_call(model, {**names, "conv.weight": names["conv.weight"].detach() * slow}, (y,))
     with torch.no_grad():
-        in_place.get_parameter("0.weight").mul_(0.9)
+        in_place.get_parameter("conv.weight").mul_(0.9)
     expected = in_place(y)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    weight = in_place.get_parameter("0.weight")
+    weight = in_place.get_parameter("conv.weight")
     (of_slow,) = torch.autograd.grad(out.sin().sum(), slow)
     (of_weight,) = torch.autograd.grad(expected.sin().sum(), weight)
     torch.testing.assert_close(of_slow, (of_weight * weight.detach() / 0.9).sum(), rtol=1e-8, atol=1e-8)
@@ -140,36 +99,28 @@ def test_func_grad_leaves_no_trace() -> None:
         warnings.simplefilter("always")
         grads = torch.func.grad(loss)(parameters, buffers)
     assert all(grad.isfinite().all() for grad in grads.values())
-    assert grads["0.weight"].abs().max() > 0
+    assert grads["conv.weight"].abs().max() > 0
     assert len(caught) <= 1
     assert all(issubclass(each.category, UserWarning) for each in caught)
-    assert_equal(train(model, range(3, 7)), train(undisturbed, range(3, 7)))
+    assert_same(train(model, range(3, 7)), train(undisturbed, range(3, 7)))
 
 
 @pytest.mark.parametrize("burn_in", [0, 5])
 def test_export_in_training_mode_leaves_the_model_trainable(burn_in: int) -> None:
-    torch.export.export(plain(), (batch(9),))  # what torch can do
+    torch.export.export(conv_norm(), (batch(9),))  # what torch can do
     model, undisturbed = converted(burn_in=burn_in), converted(burn_in=burn_in)
     train(model, range(3))
     train(undisturbed, range(3))
     torch.export.export(model, (batch(9),))
     assert all(isinstance(buffer, Tensor) and buffer.isfinite().all() for buffer in model.buffers())
-    assert_equal(train(model, range(3, 7)), train(undisturbed, range(3, 7)))
-    assert_equal(list(model.state_dict().values()), list(undisturbed.state_dict().values()))
+    assert_same(train(model, range(3, 7)), train(undisturbed, range(3, 7)))
+    assert_same(list(model.state_dict().values()), list(undisturbed.state_dict().values()))
 
 
 def test_export_before_the_first_step() -> None:
     model, undisturbed = converted(), converted()
     torch.export.export(model, (batch(9),))
-    assert_equal(train(model, range(5)), train(undisturbed, range(5)))
-
-
-# Fills what `to_empty` allocates with NaN.
-@pytest.fixture
-def _poisoned_memory() -> Any:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    assert_same(train(model, range(5)), train(undisturbed, range(5)))
 
 
 def by_to_empty(model: nn.Module, state: dict[str, Tensor]) -> None:
@@ -187,19 +138,17 @@ def by_assignment(model: nn.Module, state: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("materialize", [by_to_empty, by_assignment])
 @pytest.mark.parametrize("options", [{}, {"burn_in": 2}, {"order": 2}, {"order": 2, "burn_in": 2}], ids=str)
 def test_meta_initialization(materialize: Callable[..., None], options: dict[str, Any]) -> None:
-    model, whole = converted("meta", **options), converted(**options)
+    with torch.device("meta"):
+        model = conv_norm()
+    crossbn.convert_(model, window=4, **options)
+    whole = converted(**options)
     materialize(model, whole.state_dict())
-    assert_equal(train(model, range(7)), train(whole, range(7)))
-    assert_equal(list(model.state_dict().values()), list(whole.state_dict().values()))
+    assert_same(train(model, range(7)), train(whole, range(7)))
+    assert_same(list(model.state_dict().values()), list(whole.state_dict().values()))
     ours, theirs = crossbn.history_state(model), crossbn.history_state(whole)
     assert {tensor.device.type for tensor in ours.values()} == {"cpu"}
     assert ours.keys() == theirs.keys()
-    assert_equal(list(ours.values()), list(theirs.values()))
-
-
-def by_pickle(model: nn.Module) -> nn.Module:
-    copied: nn.Module = pickle.loads(pickle.dumps(model))
-    return copied
+    assert_same(list(ours.values()), list(theirs.values()))
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, by_pickle])
@@ -210,8 +159,8 @@ def test_copy_goes_on_alike_and_alone(copier: Callable[[nn.Module], nn.Module], 
     twin = copier(model)
     before = crossbn.history_state(model)
     outputs = train(twin, range(steps, steps + 5))
-    assert_equal(list(crossbn.history_state(model).values()), list(before.values()))
-    assert_equal(train(model, range(steps, steps + 5)), outputs)
+    assert_same(list(crossbn.history_state(model).values()), list(before.values()))
+    assert_same(train(model, range(steps, steps + 5)), outputs)
 
 
 def test_batched_gradients_are_those_one_by_one() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn.pairing import calls
-from tests.nn.test_oracle import functional_form
 from tests.reference.cross_iteration import ReferenceNorm
+from tests.support import functional_form, move_
 
 
 @pytest.fixture(autouse=True, params=[0, 2**15], ids=["by a hook", "by autograd"])
@@ -48,12 +48,6 @@ def batch(*shape: int) -> Tensor:
     return torch.randn(shape or (2, 3, 6, 6), dtype=torch.float64)
 
 
-def move_weights(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-
-
 def trained(name: str = "convolution", **options: Any) -> tuple[nn.Sequential, ReferenceNorm]:
     """An operator and its norm with a full window, the weights having moved, and the reference that knows as much."""
     make, norm, shape = OPERATORS[name]
@@ -65,7 +59,7 @@ def trained(name: str = "convolution", **options: Any) -> tuple[nn.Sequential, R
         y = batch(*shape)
         model(y)
         out_of(reference, model, y)
-        move_weights(model)
+        move_(model.parameters(), 0.1)
     return model, reference
 
 
@@ -152,7 +146,7 @@ def test_linear_layer_of_positions(kind: type[nn.Linear], bias: bool) -> None:
     for model in (linear, conv):
         crossbn.convert_(model, window=3)
     for _ in range(4):
-        move_weights(linear)
+        move_(linear.parameters(), 0.1)
         with torch.no_grad():
             for ours, theirs in zip(conv.parameters(), linear.parameters(), strict=True):
                 ours.copy_(theirs.reshape(ours.shape))
@@ -182,7 +176,7 @@ def with_history(norms: int = 1) -> Outputs:
     crossbn.convert_(model, window=3)
     for _ in range(2):
         model(batch())
-        move_weights(model)
+        move_(model.parameters(), 0.1)
     model.seen.clear()
     return model
 

@@ -1,6 +1,5 @@
 """weights="auto": how much each remembered step weighs is seen while training."""
 
-import contextlib
 import copy
 from typing import Any
 
@@ -9,32 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.convert import cross_iteration_norms
 from crossbn.functional import weighting
-from crossbn.nn import CrossIterBatchNorm
 from crossbn.nn.history import History
-from crossbn.ops import Past, library, reference
+from crossbn.ops import Past, reference
 from tests.ops.test_cpu import Dense, train, twice
+from tests.support import compiled_code, history_of, last_pooled, norm_of
 
 F64 = torch.float64
-
-
-def network(wide: bool = False, **options: Any) -> nn.Sequential:
-    """Return an operator and a norm whose running statistics are the last pooled ones; wide ones remember samples."""
-    torch.manual_seed(0)
-    conv = nn.Conv2d(2, 70 if wide else 3, 3 if not wide else (3, 79), padding=(0, 40 if wide else 0), bias=False)
-    made = nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels, momentum=1.0)).double()
-    crossbn.convert_(made, window=4, **options)
-    return made
-
-
-def norm_of(model: nn.Module) -> CrossIterBatchNorm:
-    (norm,) = cross_iteration_norms(model).values()
-    return norm
-
-
-def history_of(model: nn.Module) -> History:
-    return norm_of(model).segments[0].history
 
 
 class Oracle:
@@ -110,9 +90,9 @@ def test_every_step_is_the_oracles(
             return past(history)._replace(is_readable=False)
 
         monkeypatch.setattr(History, "past", unread)
-    model = network(wide, weights="auto")
+    model = last_pooled(wide, weights="auto")
     oracle, norm = Oracle(model[0], 3), norm_of(model)
-    with contextlib.nullcontext() if path == "compiled" else library.switched_off():
+    with compiled_code(path == "compiled"):
         for step, batch in enumerate(batches(16, walk, images)):
             model(batch)
             mean, var = oracle.step(batch)
@@ -128,8 +108,8 @@ def test_every_step_is_the_oracles(
 def test_drift_takes_the_weight_of_old_steps(compiled: bool) -> None:
     shares = []
     for walk in (0.0, 0.5):
-        model = network(weights="auto")
-        with contextlib.nullcontext() if compiled else library.switched_off():
+        model = last_pooled(weights="auto")
+        with compiled_code(compiled):
             for batch in batches(12, walk):
                 model(batch)
         history = history_of(model)
@@ -157,7 +137,7 @@ def test_other_settings(options: dict[str, Any]) -> None:
 
 
 def test_equal_weights_are_those_of_the_concatenated_batches() -> None:
-    model, whole = network(weights="equal"), []
+    model, whole = last_pooled(weights="equal"), []
     for _ in range(6):
         whole.append(torch.randn(4, 2, 5, 6, dtype=F64))
         model(whole[-1])
@@ -168,10 +148,10 @@ def test_equal_weights_are_those_of_the_concatenated_batches() -> None:
 
 @pytest.mark.parametrize("steps", [2, 9])
 def test_saved_and_resumed(steps: int) -> None:
-    model = network(weights="auto")
+    model = last_pooled(weights="auto")
     for batch in batches(steps, 0.1):
         model(batch)
-    other = network(weights="auto")
+    other = last_pooled(weights="auto")
     crossbn.load_history_state(other, crossbn.history_state(model))
     batch = torch.randn(4, 2, 5, 6, dtype=F64)
     assert torch.equal(model(batch), other(batch))
@@ -180,7 +160,7 @@ def test_saved_and_resumed(steps: int) -> None:
 
 @pytest.mark.parametrize(("saved", "loading"), [("auto", "equal"), ("equal", "auto")])
 def test_a_history_of_other_weights_is_refused(saved: str, loading: str) -> None:
-    model, other = network(weights=saved), network(weights=loading)
+    model, other = last_pooled(weights=saved), last_pooled(weights=loading)
     model(torch.randn(4, 2, 5, 6, dtype=F64))
     before = crossbn.history_state(other)
     with pytest.raises(ValueError, match=f'is of weights="{saved}", this one of weights="{loading}"'):
@@ -190,7 +170,7 @@ def test_a_history_of_other_weights_is_refused(saved: str, loading: str) -> None
 
 def test_another_window() -> None:
     """Ages that both windows have go on with what was seen of them."""
-    model = network(weights="auto")
+    model = last_pooled(weights="auto")
     for batch in batches(9, 0.1):
         model(batch)
     before = history_of(model)["variogram"].clone()
@@ -204,7 +184,7 @@ def test_another_window() -> None:
 
 
 def test_forgetting() -> None:
-    model = network(weights="auto")
+    model = last_pooled(weights="auto")
     for batch in batches(3, 0.1):
         model(batch)
     crossbn.reset_history_(model)
@@ -213,7 +193,7 @@ def test_forgetting() -> None:
 
 def test_changing_the_setting_forgets() -> None:
     """A history without a variogram does not tell what its steps are worth."""
-    model = network(weights="equal")
+    model = last_pooled(weights="equal")
     for batch in batches(3, 0.1):
         model(batch)
     crossbn.convert_(model, window=4, weights="auto")
@@ -222,11 +202,11 @@ def test_changing_the_setting_forgets() -> None:
 
 
 def test_channels_without_variance_say_nothing() -> None:
-    model = network(weights="auto")
+    model = last_pooled(weights="auto")
     with torch.no_grad():
         next(model.parameters())[1] = 0
     for compiled in (True, False):
-        with contextlib.nullcontext() if compiled else library.switched_off():
+        with compiled_code(compiled):
             for batch in batches(6, 0.1):
                 assert model(batch).isfinite().all()
         assert history_of(model)["variogram"].isfinite().all()
@@ -257,7 +237,7 @@ def test_wrong_settings() -> None:
 def test_files_of_equal_weights_are_what_they_were() -> None:
     """Only a history with a variogram is of another version."""
     for options, version in (({"weights": "equal"}, 1), ({"decay": 0.7}, 1), ({}, 2)):
-        state = crossbn.history_state(network(**options))
+        state = crossbn.history_state(last_pooled(**options))
         assert int(state["1/0/layout"][0]) == version
         assert ("1/0/variogram" in state) == (version == 2)
 
@@ -266,20 +246,20 @@ def test_a_file_without_layout_is_refused_all_the_same() -> None:
     """As the first releases wrote them."""
     old = {
         name: value
-        for name, value in crossbn.history_state(network(weights="equal")).items()
+        for name, value in crossbn.history_state(last_pooled(weights="equal")).items()
         if not name.endswith("layout")
     }
-    crossbn.load_history_state(network(weights="equal"), old)
-    crossbn.load_history_state(network(decay=0.7), old)
+    crossbn.load_history_state(last_pooled(weights="equal"), old)
+    crossbn.load_history_state(last_pooled(decay=0.7), old)
     with pytest.raises(
         ValueError, match=r'of weights="equal", this one of weights="auto": convert with weights="equal"'
     ):
-        crossbn.load_history_state(network(), old)
+        crossbn.load_history_state(last_pooled(), old)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_variogram_that_cannot_be_is_refused(value: float) -> None:
-    model = network(weights="auto")
+    model = last_pooled(weights="auto")
     state = {name: tensor.clone() for name, tensor in crossbn.history_state(model).items()}
     state["1/0/variogram"][0] = value
     with pytest.raises(ValueError, match="variogram is"):

@@ -15,6 +15,7 @@ from crossbn import functional as C
 from crossbn import ops
 from crossbn.nn.history import History
 from crossbn.ops import NormTensors, PackedStatistics, Statistics, StepInputs, reference
+from tests.support import draw
 
 WINDOW = 4
 EPS, MOMENTUM = 1e-3, 0.3
@@ -254,7 +255,7 @@ def gradients_in(given: Situation, statistics: Statistics, module: ModuleType) -
     The gradient is the same in all types but for rounding.
     """
     x, norm = given.inputs.x, given.norm
-    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64).to(x)
+    grad = draw(8, *x.shape, dtype=torch.float64).to(x)
     jacobians: Any = ()
     if statistics.has_dependence:
         is_packed = isinstance(statistics, PackedStatistics)

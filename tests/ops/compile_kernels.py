@@ -20,10 +20,11 @@ from triton.compiler import ASTSource
 from crossbn.ops import gpu_step, kernels
 
 _FLOATS = {"decay", "price", "eps", "tolerance", "rounding", "positions", "momentum"}
-_POINTERS = {"num_steps": "*i64", "keep": "*i64", "tracked": "*i64", "given_finite": "*i1"}
+_POINTERS = {"num_steps": "*i64", "keep": "*i64", "tracked": "*i64"}
 _NUMBERS = {
     *("images", "inputs", "outputs", "amount", "samples", "jump", "kept_size", "channels", "of_group", "size", "steps"),
-    *("row_size", "at_size", "bulk_size", "programs", "mean_step", "mean_channel", *kernels.GEOMETRY),
+    *("row_size", "at_size", "bulk_size", "programs", "mean_step", "mean_channel", "share_channel", "of_others"),
+    *kernels.GEOMETRY,
     *(f"{of}_{stride}" for of in "xy" for stride in ("image", "channel", "place")),
 }
 _TILES = ((1, 1024), (16, 64), (64, 16))
@@ -35,9 +36,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "differentiate": [{"SAMPLES": 16, "NUMBERS": numbers} for numbers in (16, 128)],
     "pool": [
-        {"AUTOMATIC": automatic, "SAMPLED": sampled, "GIVEN": given, "CHECKED": True, "LOOKED": True, "AGES": ages}
+        {"AUTOMATIC": automatic, "SAMPLED": sampled, "CHECKED": True, "LOOKED": True, "AGES": ages}
         | {"CHANNELS": 32 if sampled else 16, "NUMBERS": 32, "MANY": 256}
-        for automatic, given in ((False, True), (True, False))
+        for automatic in (False, True)
         for sampled in (False, True)
         for ages in (1, 8, 64)
     ],

@@ -11,6 +11,7 @@ from crossbn import ops
 from crossbn.ops import PackedStatistics, Statistics, library
 from crossbn.ops.autograd import Context, Run, attach, normalize
 from tests.ops.cases import CASES, situation
+from tests.support import compiled_code
 
 SHARE, STEPS = 0.4, 2
 
@@ -67,7 +68,7 @@ def output_of(given: Example) -> Tensor:
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_gradients(native: bool, create_graph: bool) -> None:
     given = example()
-    with library.switched_off() if not native else torch.enable_grad():
+    with compiled_code(native):
         got = output_of(given)
         torch.testing.assert_close(got, given.expected)
         grad = torch.randn_like(got)

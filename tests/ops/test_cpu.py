@@ -17,6 +17,7 @@ from crossbn import ops
 from crossbn.convert import cross_iteration_norms
 from crossbn.ops import Statistics, StepInputs, cpu, library
 from crossbn.ops.autograd import Context, normalize
+from tests.support import descend_, draw
 
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(3, 5), (2, 3, 7), (2, 4, 5, 6), (1, 2, 3, 4, 5), (4, 40, 33, 33)]  # the last one on several threads
@@ -179,8 +180,7 @@ def test_a_weight_that_is_part_of_another_tensor() -> None:
         crossbn.convert_(network, window=3)
         scores = []
         for step in range(4):
-            generator = torch.Generator().manual_seed(step)
-            scores.append(network(torch.randn(4, 10, generator=generator, dtype=torch.float64)))
+            scores.append(network(draw(step, 4, 10, dtype=torch.float64)))
             (grad,) = torch.autograd.grad(scores[-1].pow(3).sum(), linear.weight)
             linear.weight.data -= 0.01 * grad
         return tuple(scores)
@@ -192,13 +192,10 @@ def steps_of(network: nn.Module, count: int, *shape: int, dtype: torch.dtype = t
     """Train on; return the outputs."""
     outputs = []
     for step in range(count):
-        images = torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
-        outputs.append(network(images))
+        outputs.append(network(draw(step, *shape, dtype=dtype)))
         network.zero_grad()
         outputs[-1].pow(3).sum().backward()
-        for parameter in network.parameters():
-            assert parameter.grad is not None
-            parameter.data -= 0.001 * parameter.grad
+        descend_(network, 0.001)
     return tuple(output.double() for output in outputs)
 
 
@@ -234,6 +231,19 @@ def test_layouts_are_not_of_the_history() -> None:
     twice(lambda: steps_of(arranged(torch.channels_last, *flat), 4, 6, 300))
     deep = nn.Conv3d(40, 40, 3, bias=False), nn.BatchNorm3d(40)
     twice(lambda: steps_of(arranged(torch.channels_last_3d, *deep), 4, 2, 40, 3, 4, 4))
+
+
+def test_channels_last_is_compiled_codes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights that are laid out so too; concatenations included, and outputs stay as the inputs are."""
+    torch.manual_seed(0)
+    network = Dense()
+    expected = train(network)
+    for of, name in ((ops.reference, "step"), (C, "gradients"), (C.Jacobian, "weight_gradient")):
+        monkeypatch.setattr(of, name, None)
+    got = train(network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]  # torch's types lack it
+    assert got[0].is_contiguous(memory_format=torch.channels_last)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_another_default_device() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from crossbn import ops
 from crossbn.ops import NotTheOperatorsOutput, Outcome
@@ -63,6 +64,48 @@ def test_compiled_code_equals_the_reference(name: str, dtype: torch.dtype) -> No
     gradients = gradients_in(given, outcome.statistics, ops)
     assert_near(gradients, expected_of(case), dtype)
     check(case, given, outcome, dtype)
+
+
+def _last(x: Tensor, spare: int = 0) -> Tensor:
+    """Return `x` with its channels next to each other, before `spare` others."""
+    wide = x.new_full((x.shape[0], *x.shape[2:], x.shape[1] + spare), 7.0)
+    wide[..., : x.shape[1]] = x.movedim(1, -1)
+    return wide.movedim(-1, 1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("which", ["both", "input", "output", "parts of others"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.compiled and len(case.shape) > 2])
+def test_compiled_code_reads_channels_last(name: str, which: str) -> None:
+    case, spare = CASES[name], 3 if which == "parts of others" else 0
+    given = situation(case, torch.float32)
+    x, operand = given.inputs.x, given.inputs.operands[0]
+    assert operand.y is not None
+    if which != "input":
+        x = _last(x, spare)
+    if which != "output":
+        operand = operand._replace(y=_last(operand.y, spare), weight=_last(operand.weight))
+    given = given._replace(inputs=given.inputs._replace(x=x, operands=[operand]))
+    arguments = given.inputs, given.history.past(), given.storage, given.settings
+    if case.raises:
+        with pytest.raises(NotTheOperatorsOutput):
+            ops.cpu.step(*arguments)
+        return
+    outcome = ops.cpu.step(*arguments)
+    assert outcome is not None
+    if outcome.output is not None and which != "input":
+        assert outcome.output.movedim(1, -1).is_contiguous()
+        assert not outcome.output._is_view()
+    gradients = gradients_in(given, outcome.statistics, ops.cpu)
+    assert_near(gradients, expected_of(case), torch.float32)
+    check(case, given, outcome, torch.float32)
+
+
+@pytest.mark.parametrize("channels", [1, 5, 300, 700])
+def test_moments_of_channels_last(channels: int) -> None:
+    x = torch.randn(3, channels, 20, 11, dtype=torch.float64) * 3 + 5
+    found, expected = ops.cpu.moments(_last(x.float(), 2)), torch.var_mean(x, (0, 2, 3), correction=0)
+    assert found is not None
+    torch.testing.assert_close(torch.stack(found).double(), torch.stack(expected[::-1]), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)

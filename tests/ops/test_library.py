@@ -25,18 +25,24 @@ def test_it_was_compiled() -> None:
 
 
 X = torch.randn(2, 3, 4, 4)
-FITS: dict[str, tuple[Tensor, bool]] = {
-    "dense": (X, True),
-    "part of each image": (X[:, 1:], False),
-    "a parameter": (nn.Parameter(X), True),
-    "doubles": (X.double(), True),
+LAST = X.to(memory_format=torch.channels_last)
+FITS: dict[str, tuple[Tensor, bool, int]] = {
+    "dense": (X, True, 0),
+    "part of each image": (X[:, 1:], False, 0),
+    "channels last": (LAST, False, 3),
+    "part of the channels, last": (LAST[:, 1:], False, 3),
+    "one channel of them": (LAST[:, 1:2], False, 3),
+    "a parameter": (nn.Parameter(X), True, 0),
+    "doubles": (X.double(), True, 0),
 }
 UNFIT: dict[str, Tensor] = {
     "half": X.half(),
     "whole numbers": X.int(),
     "elsewhere": X.to("meta"),
-    "other layout": X.to(memory_format=torch.channels_last),
+    "other layout": X.transpose(2, 3),
     "repeated": X[:, :1].expand(2, 3, 4, 4),
+    "repeated in space": X[..., 0, 0, None, None].expand(2, 3, 4, 4),
+    "channels last, others between them": LAST[:, ::2],
     "every second": X[..., ::2],
     "negated when read": torch._neg_view(X),
 }
@@ -44,8 +50,9 @@ UNFIT: dict[str, Tensor] = {
 
 @pytest.mark.parametrize("name", FITS)
 def test_address_of_what_fits(name: str) -> None:
-    tensor, is_dense = FITS[name]
-    assert library.address(tensor, tensor.dtype, tensor.shape, dense=False) == tensor.data_ptr()
+    tensor, is_dense, place = FITS[name]
+    expected = tensor.data_ptr(), tensor.stride(0), place
+    assert library.batch_at(tensor, tensor.dtype, tensor.shape) == expected
     if is_dense:
         assert library.address(tensor, tensor.dtype, tensor.shape) == tensor.data_ptr()
     else:
@@ -55,11 +62,11 @@ def test_address_of_what_fits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNFIT)
-@pytest.mark.parametrize("dense", [True, False])
-def test_what_does_not_fit(name: str, dense: bool) -> None:
+def test_what_does_not_fit(name: str) -> None:
     tensor = UNFIT[name]
-    with pytest.raises(library.Unfit):
-        library.address(tensor, torch.float32, tensor.shape, dense)
+    for find in (library.address, library.batch_at):
+        with pytest.raises(library.Unfit):
+            find(tensor, torch.float32, tensor.shape)
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.float64, (2, 3, 4, 4)), (torch.float32, (2, 3, 16))])
@@ -123,7 +130,7 @@ def test_a_library_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     loaded = library._load()
     assert loaded is not None
     x, mean, var = torch.tensor([1.0, 3.0]), torch.empty(1), torch.empty(1)
-    loaded.functions[torch.float32]["moments"](x.data_ptr(), 2, 1, 1, 1, mean.data_ptr(), var.data_ptr(), 1)
+    loaded.functions[torch.float32]["moments"](x.data_ptr(), 2, 1, 1, 1, 0, mean.data_ptr(), var.data_ptr(), 1)
     assert (mean.item(), var.item()) == (2.0, 1.0)
 
 

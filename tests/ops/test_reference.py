@@ -10,8 +10,9 @@ from crossbn import functional as C
 from crossbn.functional import Settings
 from crossbn.nn.history import History
 from crossbn.ops import NotTheOperatorsOutput, StepInputs, reference
-from tests.nn.test_oracle import OPERATORS, functional_form
+from tests.nn.test_oracle import OPERATORS
 from tests.reference.cross_iteration import ReferenceNorm
+from tests.support import functional_form, move_
 
 WINDOW = 3
 
@@ -42,9 +43,7 @@ class Trained:
         return StepInputs(x, moments, True, operands, own_bias if is_compensated else None, True, True, True, None)
 
     def move(self, size: float = 0.05) -> None:
-        with torch.no_grad():
-            for parameter in self.module.parameters():
-                parameter.add_(size * torch.randn_like(parameter))
+        move_(self.module.parameters(), size)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -33,6 +33,17 @@ def test_what_is_not_is_repeated_for_channels_in_its_type() -> None:
     assert both.has_variance.tolist() == [True, True, True, False]
 
 
+def test_vectors_are_put_side_by_side_in_one() -> None:
+    parts = [make(1.0, 2), make(2.0, 1)]
+    for part in parts:
+        part.share, part.bessel = part.mean / 10, part.mean * 2
+    both = joined(parts)
+    found = torch.stack([both.mean, both.var, both.share, torch.as_tensor(both.bessel)])
+    assert found.tolist() == [[1.0, 1.0, 2.0], [2.0, 2.0, 3.0], [0.1, 0.1, 0.2], [2.0, 2.0, 4.0]]
+    assert both.mean.data_ptr() < both.var.data_ptr() < both.share.data_ptr()  # of one tensor
+    assert both.mean.untyped_storage().data_ptr() == both.share.untyped_storage().data_ptr()
+
+
 def test_they_are_finite_if_all_are() -> None:
     assert joined([make(1.0, 1), make(2.0, 1, finite=False)]).finite is False
     assert joined([make(1.0, 1, finite=torch.tensor(True)), make(2.0, 1)]).finite == torch.tensor(True)

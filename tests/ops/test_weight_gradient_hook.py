@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crossbn import functional as C
-from crossbn.ops import Statistics, library
+from crossbn.ops import Statistics
 from crossbn.ops.autograd import WeightGradientHook
+from tests.support import compiled_code
 
 
 def call(dtype: torch.dtype, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
@@ -42,11 +43,8 @@ def test_it_is_added(dtype: torch.dtype, layout: torch.memory_format, native: bo
     z.register_hook(lambda _: hook.deliver(statistics(of), 0, a, v))
     expected = alone.to(wide) + of.weight_gradient(a, v).reshape(4, 3, 3, 3)
     for _ in range(2):  # a second backward delivers anew
-        if native:
+        with compiled_code(native):
             (got,) = torch.autograd.grad(z.sum(), weight, retain_graph=True)
-        else:
-            with library.switched_off():
-                (got,) = torch.autograd.grad(z.sum(), weight, retain_graph=True)
         tolerance = {torch.bfloat16: 0.1, torch.float32: 1e-4, torch.float64: 1e-12}[dtype]
         torch.testing.assert_close(got.to(wide), expected, rtol=tolerance, atol=tolerance)
 

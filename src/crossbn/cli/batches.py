@@ -11,13 +11,13 @@ import typer
 from torch import Tensor
 
 from crossbn.cli.extras import require
-from crossbn.cli.mistakes import MistakeError
-from crossbn.cli.named import find_function
-from crossbn.lab.data import DATASETS, imagenet_folder, load_pictures
+from crossbn.cli.named import MistakeError, find_function
+from crossbn.lab.data import DATASETS, imagenet_folder, load_pictures, names_of
 from crossbn.lab.fidelity.batches import BatchError, Call, count_examples
+from crossbn.messages import no_such
 
 RANDOM = "random"
-NAMES = (*(name for name in DATASETS if name != "imagenet"), "imagenet", RANDOM)
+NAMES = (*names_of("pictures", "folders"), RANDOM)
 _RANDOM_CLASSES = 10
 _PAIR = "a batch is a pair of input and target, as a DataLoader has it"
 
@@ -26,7 +26,7 @@ Batch = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Wish:
+class BatchSpec:
     """What batches shall be like; a function of one's own decides that itself, but for the seed.
 
     Attributes:
@@ -49,13 +49,14 @@ class Wish:
         return torch.Generator().manual_seed(self.seed)
 
 
-def find_batches(data: str, wish: Wish) -> Iterator[Batch]:
+def find_batches(data: str, spec: BatchSpec) -> Iterator[Batch]:
     """Return batches without end.
 
     Args:
-        data: one of `NAMES`, or `package.module:function` for a function without arguments that returns an iterable
-            of pairs of input and target; it is gone through again, or made again if it is an iterator, when it ends.
-        wish: what batches shall be like.
+        data: one of `NAMES`; a folder with a folder for each class in it, or in its `train`; or
+            `package.module:function` for a function without arguments that returns an iterable of pairs of input and
+            target, which is gone through again, or made again if it is an iterator, when it ends.
+        spec: what batches shall be like.
 
     Raises:
         typer.BadParameter: if there is no such data, or not with as many channels.
@@ -63,60 +64,64 @@ def find_batches(data: str, wish: Wish) -> Iterator[Batch]:
         MistakeError: when they are gone through, if a function of one's own yields something else.
     """
     if ":" in data:
-        return _own(data, find_function(data, "--data", arguments=0), wish.seed)
+        return _own(data, find_function(data, "--data", arguments=0), spec.seed)
+    if data not in NAMES and Path(data).is_dir():
+        return _files(Path(data, "train") if Path(data, "train").is_dir() else Path(data), spec)
     if data not in NAMES:
-        known = f"there is {', '.join(NAMES)}, and package.module:function for your own"
-        raise typer.BadParameter(f"there is no data {data!r}; {known}", param_hint="--data")
+        hint = "images of your own are a folder, batches of your own package.module:function"
+        raise typer.BadParameter(f"{no_such('data set', data, NAMES)}; {hint}", param_hint="--data")
     if data == RANDOM:
-        return _noise(wish)
+        return _noise(spec)
     own = DATASETS[data].channels
-    if own > 1 and wish.channels not in (1, own):
-        problem = f"the images of {data} have {own} channels, which can be made 1, not {wish.channels}"
+    if own > 1 and spec.channels not in (1, own):
+        problem = f"the images of {data} have {own} channels, which can be made 1, not {spec.channels}"
         raise typer.BadParameter(problem, param_hint="--channels")
-    return _imagenet(wish) if data == "imagenet" else _pictures(data, wish)
+    if data == "imagenet":
+        return _files(imagenet_folder(train=True, folder=spec.folder), spec)
+    return _pictures(data, spec)
 
 
-def _noise(wish: Wish) -> Iterator[Batch]:
+def _noise(spec: BatchSpec) -> Iterator[Batch]:
     """Yield batches of noise, labelled at random."""
-    generator = wish.generator
+    generator = spec.generator
     while True:
-        images = torch.randn(wish.batch_size, wish.channels, wish.size, wish.size, generator=generator)
-        yield images, torch.randint(_RANDOM_CLASSES, (wish.batch_size,), generator=generator)
+        images = torch.randn(spec.batch_size, spec.channels, spec.size, spec.size, generator=generator)
+        yield images, torch.randint(_RANDOM_CLASSES, (spec.batch_size,), generator=generator)
 
 
-def _pictures(name: str, wish: Wish) -> Iterator[Batch]:
+def _pictures(name: str, spec: BatchSpec) -> Iterator[Batch]:
     """Return batches of a data set that fits into memory, mean and variance of each channel about 0 and 1."""
-    from crossbn.lab.recipes.classification.images import Scaling
+    from crossbn.lab.data.memory import Scaling
 
     if name == "digits":
         require("sklearn")
     else:
         require("numpy", "PIL", extra="vision")
-    images, classes = load_pictures(name, train=True, folder=wish.folder)
+    images, classes = load_pictures(name, train=True, folder=spec.folder)
     scaling = Scaling.of(images)
 
     def draw(chosen: Tensor) -> Batch:
         pixels = (images[chosen].float() - scaling.mean) / scaling.std
-        if pixels.shape[-1] != wish.size:
-            pixels = F.interpolate(pixels, (wish.size, wish.size), mode="bilinear", align_corners=False, antialias=True)
-        return _adapt(pixels, wish.channels), classes[chosen]
+        if pixels.shape[-1] != spec.size:
+            pixels = F.interpolate(pixels, (spec.size, spec.size), mode="bilinear", align_corners=False, antialias=True)
+        return _adapt(pixels, spec.channels), classes[chosen]
 
-    return _drawn(len(classes), wish, draw)
+    return _drawn(len(classes), spec, draw)
 
 
-def _imagenet(wish: Wish) -> Iterator[Batch]:
-    """Return batches of ImageNet's images, the shorter side resized and the centre taken, read as they are needed."""
+def _files(folder: Path, spec: BatchSpec) -> Iterator[Batch]:
+    """Return batches of images in files, the shorter side resized and the centre taken, read as they are needed."""
     require("torchvision", extra="vision")
-    from crossbn.lab.recipes.classification.folders import FolderImages
-    from crossbn.lab.recipes.classification.order import Draw
+    from crossbn.lab.data.drawing import Draw
+    from crossbn.lab.data.folders import FolderImages
 
-    files = FolderImages(imagenet_folder(train=True, folder=wish.folder), wish.size, augment=False)
+    files = FolderImages(folder, spec.size, augment=False)
 
     def draw(chosen: Tensor) -> Batch:
         pixels, classes = files[Draw(chosen, 0)]
-        return _adapt(pixels, wish.channels), classes
+        return _adapt(pixels, spec.channels), classes
 
-    return _drawn(len(files), wish, draw)
+    return _drawn(len(files), spec, draw)
 
 
 def _adapt(pixels: Tensor, channels: int) -> Tensor:
@@ -125,10 +130,10 @@ def _adapt(pixels: Tensor, channels: int) -> Tensor:
     return pixels.mean(1, keepdim=True) if channels == 1 else pixels.repeat(1, channels, 1, 1)
 
 
-def _drawn(images: int, wish: Wish, draw: Callable[[Tensor], Batch]) -> Iterator[Batch]:
-    generator = wish.generator
+def _drawn(images: int, spec: BatchSpec, draw: Callable[[Tensor], Batch]) -> Iterator[Batch]:
+    generator = spec.generator
     while True:
-        yield draw(torch.randint(images, (wish.batch_size,), generator=generator))
+        yield draw(torch.randint(images, (spec.batch_size,), generator=generator))
 
 
 def _own(name: str, make: Callable[[], Any], seed: int) -> Iterator[Batch]:

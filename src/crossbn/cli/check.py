@@ -1,17 +1,21 @@
 """`crossbn check`: is this installation right and fast on this device?"""
 
-from pathlib import Path
-from typing import Annotated
+from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from crossbn.cli.cost import check_device
 from crossbn.cli.extras import require
-from crossbn.cli.printing import print_tables, print_texts
-from crossbn.lab.check import CheckRecord, run
-from crossbn.lab.records import append_lines
+from crossbn.cli.named import check_device
+from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.lab import records
 from crossbn.lab.report.table import Table
+
+if TYPE_CHECKING:
+    from crossbn.lab.check.finding import Finding
 
 _WORDS = {True: "right", False: "wrong", None: "-"}
 
@@ -28,20 +32,29 @@ def check(
     the record to records.jsonl, to keep or to send. Ends with status 1 if something is wrong.
     """
     require("torchvision", extra="vision")
-    record = run(torch.device(check_device(device)), lambda name: typer.echo(f"{name} ...", err=True))
-    output.mkdir(parents=True, exist_ok=True)
-    append_lines(output / "records.jsonl", [record])
-    print_tables(tables_of(record), 2, justify="left")
-    print_texts(record.verdict, f"The record is in {output / 'records.jsonl'}.")
-    if record.wrong:
+    place, path = check_device(device), output / "records.jsonl"
+    import torch
+
+    from crossbn.lab.check import failed, run, to_record
+
+    findings = run(torch.device(place), lambda name: typer.echo(f"{name} ...", err=True))
+    record = to_record(findings, place)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        records.append(path, [record])
+    except (OSError, records.RecordError) as error:
+        fail(str(error))
+    print_tables(tables_of(findings), 2, justify="left")
+    print_texts(record.values["verdict"], f"The record is in {path}.")
+    if failed(findings):
         raise typer.Exit(1)
 
 
-def tables_of(record: CheckRecord) -> list[Table]:
+def tables_of(findings: Mapping[str, Finding]) -> list[Table]:
     """Return the findings as tables: a sentence each, then the ratios."""
-    rows = tuple((name, _WORDS[each.passed], each.sentence) for name, each in record.findings.items())
+    rows = tuple((name, _WORDS[each.passed], each.sentence) for name, each in findings.items())
     tables = [Table("", ("check", "", "finding"), rows)]
-    costs = record.findings.get("time and memory")
+    costs = findings.get("time and memory")
     if costs is not None and costs.values:
         names = dict.fromkeys(key.rpartition(", ")[0] for key in costs.values)
         ratios = tuple(

@@ -1,31 +1,32 @@
 """`crossbn cost`: time, memory and FLOPs of the norms, side by side."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossbn.cli.extras import require
+from crossbn.cli.named import check_device, find_function, refused
 from crossbn.cli.printing import fail, print_tables, print_texts
-from crossbn.lab.cost import Case, CaseError, CostRecord, Precision, append_records, measure, read_records
-from crossbn.lab.cost.models import find_model
+from crossbn.lab import records as files
+from crossbn.lab.cost import Case, CaseError, CostRecord, Precision
+from crossbn.lab.cost.cases import Growth, default_threads, distinct, sweep
+from crossbn.lab.cost.records import read
 from crossbn.lab.cost.suites import SUITES, Goal, make_suite
-from crossbn.lab.cost.sweep import Growth, distinct, sweep
-from crossbn.lab.records import RecordError
-from crossbn.lab.report.cost_table import caption, case_table, suite_table
+from crossbn.lab.norm_names import NORM_NAMES
 from crossbn.lab.report.table import Table
+from crossbn.messages import no_such
 from crossbn.schedules import window_for
 
 _MODEL = "resnet18"
 _SIZE = "224"
 _DEFAULT = Precision()
 _COLUMNS = 4  # that fit a terminal
+_PICTURE = "growth.png"
 
 
 def cost(
@@ -42,7 +43,7 @@ def cost(
         str | None, typer.Option(help="Steps to pool, one or several.", show_default="16 / batch size, at most 8")
     ] = None,
     norms: Annotated[
-        str | None, typer.Option(help="To compare with bn, by the names in crossbn.nn.NORMS.", show_default="bn,gn,cbn")
+        str | None, typer.Option(help=f"To compare with bn: {', '.join(NORM_NAMES[1:])}.", show_default="bn,gn,cbn")
     ] = None,
     suite: Annotated[str | None, typer.Option(help=f"Cases that are set, with targets: {', '.join(SUITES)}.")] = None,
     positions: Annotated[
@@ -53,7 +54,9 @@ def cost(
     max_seconds: Annotated[
         float, typer.Option(min=0, help="No more repetitions after this time, training and inference each.")
     ] = _DEFAULT.max_seconds,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of torch.", show_default="torch's choice")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of torch.", show_default="OMP_NUM_THREADS, or the cores")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda if there is one")] = None,
     output: Annotated[
         Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
@@ -69,7 +72,7 @@ def cost(
     settings: dict[str, Any] = {
         "compile": compile_too,
         "precision": Precision(rounds=rounds, max_seconds=max_seconds),
-        "threads": threads or torch.get_num_threads(),
+        "threads": threads or default_threads(),
         "device": check_device(device),
     }
     if positions is not None:
@@ -84,13 +87,14 @@ def cost(
     else:
         base, growth = _sweep(model or _MODEL, image_size, input_shape, batch_size, window, norms, settings)
         cases = distinct(base, growth)
-    _check_models(cases)
     if growth:
         require("matplotlib")
+    from crossbn.lab.report.cost_table import caption, case_table, suite_table
+
     with _mistakes_told():
-        records = _complete(cases, output, fresh)
+        records, is_new = _complete(cases, output, fresh)
         tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
-        _write(tables, records, growth, output)
+        _write(tables, records, growth if is_new or not (output / _PICTURE).exists() else {}, output)
     print_tables(tables, _COLUMNS)
     print_texts(caption(records))
 
@@ -98,10 +102,8 @@ def cost(
 def _suite(name: str, given: Sequence[str], settings: dict[str, Any]) -> list[Goal]:
     if given:
         raise typer.BadParameter(f"the suite sets the cases: leave out {', '.join(given)}", param_hint="--suite")
-    try:
+    with refused("--suite"):
         return make_suite(name, **settings)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--suite") from None
 
 
 def _sweep(
@@ -121,10 +123,8 @@ def _sweep(
     windows = [] if window is None else _integers(window, "--window")
     names = dict.fromkeys(["bn", *(norms or "bn,gn,cbn").replace(" ", "").split(",")])
     first = windows[0] if windows else window_for(batches[0])
-    try:
+    with refused("--norms"):
         base = Case(model, shape, batches[0], first, tuple(names), **settings)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--norms") from None
     return base, sweep(base, windows, batches, images)
 
 
@@ -138,51 +138,41 @@ def _integers(text: str, option: str) -> list[int]:
     return values
 
 
-def check_device(name: str | None) -> str:
-    """Return the device of that name, of None the best there is.
-
-    Raises:
-        typer.BadParameter: if there is no such device.
-    """
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
-        reason = str(error).partition("\n")[0]
-        raise typer.BadParameter(f"there is no device {name!r}: {reason}", param_hint="--device") from None
-    return name
-
-
-def _check_models(cases: Sequence[Case]) -> None:
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # models of one's own are looked for where one stands, as `python -m` does
-    for name in dict.fromkeys(case.model for case in cases):
-        if ":" not in name:
-            require("torchvision", extra="vision")
-        try:
-            find_model(name)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--model") from None
-
-
-def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> list[CostRecord]:
-    """Return the records of `cases`, after measuring those that the directory has no record of."""
+def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> tuple[list[CostRecord], bool]:
+    """Return the records of `cases`, after measuring those that are missing, and whether any was."""
     path = output / "records.jsonl"
-    output.mkdir(parents=True, exist_ok=True)
-    if fresh:
-        path.unlink(missing_ok=True)
-    known = read_records(path)
+    known = [] if fresh else read(path)
     found = {case: [record for record in known if record.answers(case)] for case in cases}
     todo = [case for case in cases if not found[case]]
     if len(todo) < len(cases):
         typer.echo(f"{len(cases) - len(todo)} of {len(cases)} cases are in {path} already.", err=True)
     if todo:
-        _measure(todo, path, found)
-    return [record for case in cases for record in found[case]]
+        _check(todo)
+        with files.locked(output):
+            if fresh:
+                path.unlink(missing_ok=True)
+            _measure(todo, path, found)
+    return [record for case in cases for record in found[case]], bool(todo)
+
+
+def _check(cases: Sequence[Case]) -> None:
+    """Refuse what cannot be measured before anything is."""
+    from crossbn.lab.models import find_model
+
+    for norm in dict.fromkeys(norm for case in cases for norm in case.norms if norm not in NORM_NAMES):
+        raise typer.BadParameter(no_such("norm", norm, NORM_NAMES), param_hint="--norms")
+    for name in dict.fromkeys(case.model for case in cases):
+        if ":" in name:
+            find_function(name, "--model", arguments=0)
+            continue
+        require("torchvision", extra="vision")
+        with refused("--model"):
+            find_model(name)
 
 
 def _measure(todo: Sequence[Case], path: Path, found: dict[Case, list[CostRecord]]) -> None:
+    from crossbn.lab.cost.measuring import measure
+
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=len(todo))
@@ -192,7 +182,7 @@ def _measure(todo: Sequence[Case], path: Path, found: dict[Case, list[CostRecord
                 progress.update(bar, description=f"{about}: {news}")
 
             found[case] = measure(case, watch=show)
-            append_records(path, found[case])
+            files.append(path, [record.record() for record in found[case]])
             progress.advance(bar)
 
 
@@ -201,13 +191,15 @@ def _of(case: Case, records: Sequence[CostRecord]) -> list[CostRecord]:
 
 
 def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growth, output: Path) -> None:
+    from crossbn.lab.report.cost_table import caption
+
     text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
     (output / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if growth:
-        from crossbn.lab.report.cost_figure import plot_growth  # matplotlib is slow to import
+        from crossbn.lab.report.cost_section import plot_growth  # matplotlib is slow to import
         from crossbn.lab.report.figure import save_png
 
-        save_png(plot_growth(growth, records), output / "growth.png")
+        save_png(plot_growth(growth, records), output / _PICTURE)
 
 
 @contextmanager
@@ -219,7 +211,7 @@ def _mistakes_told() -> Iterator[None]:
         fail("interrupted; the same command again measures the cases that are missing")
     except OSError as error:
         fail(f"{error.strerror}: {error.filename}")
-    except RecordError as error:
+    except files.RecordError as error:
         fail(f"{error}; --fresh starts anew")
     except CaseError as error:
         fail(str(error))

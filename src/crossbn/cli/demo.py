@@ -1,24 +1,21 @@
 """`crossbn demo`: the norms side by side at a tiny batch."""
 
+import hashlib
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail, print_tables, print_texts
-from crossbn.cli.progress import follow
-from crossbn.lab.experiments.cores import usable_cores
-from crossbn.lab.experiments.demo import configs, findings, rows
-from crossbn.lab.experiments.digits import TRAIN_IMAGES
-from crossbn.lab.experiments.records import Record, Run, append_record, read_records
-from crossbn.lab.experiments.rows import Row
-from crossbn.lab.experiments.training import train
-from crossbn.lab.experiments.workers import WorkerError, run_all
-from crossbn.lab.records import RecordError
-from crossbn.lab.report.demo_table import COLUMNS, caption, demo_table
+from crossbn.cli.printing import print_tables, print_texts
+from crossbn.cli.progress import complete, mistakes_told
+from crossbn.lab.experiments.demo import TRAIN_IMAGES, Demo, caption, findings
+from crossbn.lab.experiments.experiment import Scale
+from crossbn.lab.records import Record
+from crossbn.lab.report.comparison import comparison_table
+
+_PICTURE = "curves.png"
 
 
 def demo(
@@ -41,53 +38,35 @@ def demo(
     """
     require("matplotlib", "sklearn")
     try:
-        runs = configs(batch_size=batch_size, seeds=seeds, epochs=epochs, train_images=train_images, window=window)
+        experiment = Demo(batch_size, epochs, train_images, window)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    try:
-        records = _complete(runs, out, fresh)
-        table = rows(records)
-        page = _write_page(table, records, out)
-    except KeyboardInterrupt:
-        fail("interrupted; the same command again does the runs that are missing")
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
-    except RecordError as error:
-        fail(f"{error}; --fresh starts anew")
-    except WorkerError as error:
-        fail(str(error))
-    print_tables([demo_table(table)], len(COLUMNS))
-    print_texts(caption(table), *findings(table))
+    with mistakes_told():
+        records = complete(experiment, experiment.configs(Scale.SMALL, seeds), out / "records.jsonl", fresh)
+        page = out / "index.html"
+        if not _shows(page, records):
+            _write(page, records)
+    print_tables([comparison_table("", experiment.measures, experiment.rows(records))], len(experiment.measures) + 1)
+    print_texts(caption(records), *findings(records))
     typer.echo(f"{page} shows the table and the curves.")
 
 
-def _complete(runs: Sequence[Run], out: Path, fresh: bool) -> list[Record]:
-    """Return the records of `runs`, after doing those that the directory has no record of."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "records.jsonl"
-    if fresh:
-        path.unlink(missing_ok=True)
-    known = read_records(path)
-    found = {(run.name, run.seed): record for run in runs for record in known if record.answers(run)}
-    todo = [run for run in runs if (run.name, run.seed) not in found]
-    if found:
-        typer.echo(f"{len(found)} of {len(runs)} runs are in {path} already.", err=True)
-    # The slowest runs come last in the table and start first, so that no core is idle at the end.
-    with closing(run_all(train, todo[::-1], usable_cores())) as events:
-        for record in follow(events, todo):
-            append_record(path, record)
-            found[record.run.name, record.run.seed] = record
-    return [found[run.name, run.seed] for run in runs]
+def _shows(page: Path, records: Sequence[Record]) -> bool:
+    """Tell whether a page, with its picture, is of these records and no others."""
+    is_there = page.exists() and page.with_name(_PICTURE).exists()
+    return is_there and page.read_text(encoding="utf-8").endswith(_mark(records))
 
 
-def _write_page(table: Sequence[Row], records: Sequence[Record], out: Path) -> Path:
-    from crossbn.lab.report.demo_figure import plot_curves  # matplotlib is slow to import
-    from crossbn.lab.report.demo_section import demo_section
+def _mark(records: Sequence[Record]) -> str:
+    told = "".join(record.to_json() for record in records)
+    return f"<!-- of records {hashlib.sha256(told.encode()).hexdigest()} -->\n"
+
+
+def _write(page: Path, records: Sequence[Record]) -> None:
+    from crossbn.lab.report.demo_section import demo_section, plot_curves  # matplotlib is slow to import
     from crossbn.lab.report.figure import save_png
     from crossbn.lab.report.page import Page
 
-    save_png(plot_curves(table), out / "curves.png")
-    section = demo_section(records, out, "records.jsonl")
-    index = out / "index.html"
-    index.write_text(Page(section.title, [section]).html(), encoding="utf-8")
-    return index
+    save_png(plot_curves(records), page.with_name(_PICTURE))
+    section = demo_section(records, page.parent, "records.jsonl")
+    page.write_text(Page(section.title, [section]).html() + _mark(records), encoding="utf-8")

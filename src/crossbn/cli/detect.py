@@ -5,15 +5,12 @@ from typing import Annotated
 
 import typer
 
+from crossbn.cli import runs
 from crossbn.cli.extras import require
-from crossbn.cli.runs import carry_out, is_first, mistakes_told, parse_options
-from crossbn.lab.data import FOLDER_VARIABLE
-from crossbn.lab.recipes.detection import Machine, Outcome, Point, Recipe, RecipeError
-from crossbn.lab.recipes.detection import train as train_detector
+from crossbn.cli.options import DataFolder
+from crossbn.lab.norm_names import NORM_NAMES
+from crossbn.lab.recipes.detection import Machine, Outcome, Point, Recipe
 from crossbn.lab.recipes.detection.recipe import ALL, BACKBONES, HEADS, NO_NORM, OWN_MODELS
-from crossbn.nn import NORMS
-
-_Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
 
 
 def detect(
@@ -25,56 +22,45 @@ def detect(
     backbone_weights: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A file of the backbone's weights.")
     ] = None,
-    norm: Annotated[str, typer.Option(help=f"One of {', '.join((NO_NORM, *NORMS))}.")] = "cbn",
+    norm: Annotated[str, typer.Option(help=f"One of {', '.join((NO_NORM, *NORM_NAMES))}.")] = "cbn",
     where: Annotated[
         str, typer.Option(help=f"{HEADS}: the norm in the heads, the backbone's BN fixed; {ALL}: but in early stages.")
     ] = HEADS,
     data: Annotated[str, typer.Option(help="shapes, coco, or a folder in COCO's format.")] = "shapes",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward and process.")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 12,
+    batch_size: runs.BatchSize = 4,
+    epochs: runs.Epochs = 12,
     image_size: Annotated[int, typer.Option(min=1, help="The shorter side of an image.")] = 800,
     scales: Annotated[str, typer.Option(help="More shorter sides to train at, at random: 640,672,704.")] = "",
     mirror: Annotated[bool, typer.Option(help="Mirror training images at random.")] = True,
     channels: Annotated[int, typer.Option(min=1, help="Of the pyramid and the heads.")] = 256,
     proposals: Annotated[int, typer.Option(min=1, help="Regions of an image that heads are trained on.")] = 512,
-    norm_option: _Options = None,
-    window: Annotated[
-        int | None, typer.Option(min=1, help="Forwards to pool.", show_default="16 / batch size, at most 8")
-    ] = None,
-    burn_in_epochs: Annotated[float, typer.Option(min=0, help="Of window 1 first.")] = 0.0,
+    norm_option: runs.NormOptions = None,
+    window: runs.Window = None,
+    burn_in_epochs: runs.BurnIn = 0.0,
     lr: Annotated[
         float | None, typer.Option(min=0, help="After warm-up.", show_default="0.02 / 16 for each image of a step")
     ] = None,
-    momentum: Annotated[float, typer.Option(min=0, help="Of SGD.")] = 0.9,
-    weight_decay: Annotated[float, typer.Option(min=0, help="On all parameters that are trained.")] = 1e-4,
-    accumulate: Annotated[int, typer.Option(min=1, help="Forwards of a step.")] = 1,
-    precision: Annotated[str, typer.Option(help="32, bf16-mixed, 16-mixed or 64.")] = "32",
-    train_images: Annotated[int | None, typer.Option(min=1, help="To train on.", show_default="all")] = None,
-    test_images: Annotated[int | None, typer.Option(min=1, help="To test on.", show_default="all")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, order and what is drawn.")] = 0,
-    points: Annotated[
-        int | None, typer.Option(min=1, help="How often to test.", show_default="after each epoch")
-    ] = None,
-    switch_norm: Annotated[str | None, typer.Option(help="Another norm from --switch-epoch on.")] = None,
-    switch_epoch: Annotated[float, typer.Option(min=0, help="When to switch.")] = 0.0,
-    switch_option: _Options = None,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
-    devices: Annotated[
-        int | None, typer.Option(min=1, help="Processes on each machine.", show_default="1, or torchrun's")
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines.", show_default="1, or torchrun's")] = None,
-    strategy: Annotated[str, typer.Option(help="As Lightning names it; auto or a kind of ddp.")] = "auto",
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that prepare images.", show_default="as the data needs")
-    ] = None,
-    checkpoint_minutes: Annotated[float, typer.Option(min=0, help="Between checkpoints in an epoch.")] = 5.0,
-    data_folder: Annotated[
-        Path | None, typer.Option(help="Directory of the data sets.", envvar=FOLDER_VARIABLE, show_default="data")
-    ] = None,
-    output: Annotated[Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the run.")] = Path(
-        "train-results"
-    ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever the directory has.")] = False,
+    momentum: runs.Momentum = 0.9,
+    weight_decay: runs.WeightDecay = 1e-4,
+    accumulate: runs.Accumulate = 1,
+    precision: runs.Precision = "32",
+    train_images: runs.TrainImages = None,
+    test_images: runs.TestImages = None,
+    seed: runs.Seed = 0,
+    points: runs.Points = None,
+    switch_norm: runs.SwitchNorm = None,
+    switch_epoch: runs.SwitchEpoch = 0.0,
+    switch_option: runs.NormOptions = None,
+    accelerator: runs.Accelerator = "auto",
+    devices: runs.Devices = None,
+    nodes: runs.Nodes = None,
+    strategy: runs.Strategy = "auto",
+    workers: runs.Workers = None,
+    checkpoint_minutes: runs.CheckpointMinutes = 5.0,
+    data_folder: DataFolder = None,
+    output: runs.Output = Path("train-results"),
+    fresh: runs.Fresh = False,
+    keep_going: runs.KeepGoing = False,
 ) -> None:
     """Train a detector as the paper does: Faster or Mask R-CNN with a feature pyramid, or one of torchvision's.
 
@@ -84,9 +70,7 @@ def detect(
     torchrun it trains in all its processes.
     """
     require("lightning", "tensorboard", "torchmetrics", "torchvision", "pycocotools", extra="detect")
-    from crossbn.lab.recipes.detection.networks import check_model
-
-    try:
+    with runs.told_as_usage():
         recipe = Recipe(
             data=data,
             model=model,
@@ -94,7 +78,7 @@ def detect(
             backbone_weights=None if backbone_weights is None else str(backbone_weights),
             where=where,
             norm=norm,
-            norm_options=parse_options(norm_option, "--norm-option"),
+            norm_options=runs.parse_options(norm_option, "--norm-option"),
             window=window,
             batch_size=batch_size,
             epochs=epochs,
@@ -115,22 +99,13 @@ def detect(
             points=points,
             switch_norm=switch_norm,
             switch_epoch=switch_epoch,
-            switch_options=parse_options(switch_option, "--switch-option"),
+            switch_options=runs.parse_options(switch_option, "--switch-option"),
         )
-        check_model(model)
-    except RecipeError as error:
-        raise typer.BadParameter(str(error)) from None
-    machine = Machine(accelerator, devices, nodes, strategy, workers, data_folder, 60 * checkpoint_minutes)
-    with mistakes_told(output):
-        outcome = carry_out(
-            lambda watch: train_detector(recipe, output, watch, machine, fresh),
-            f"{model}, {norm}",
-            epochs,
-            _describe,
-            output,
-            fresh,
-        )
-    if is_first():
+    machine = Machine(
+        accelerator, devices, nodes, strategy, workers, data_folder, 60 * checkpoint_minutes, keep_going=keep_going
+    )
+    outcome = runs.carry_out(recipe, machine, output, fresh, _describe)
+    if runs.is_first():
         _print(outcome, output)
 
 
@@ -151,8 +126,8 @@ def _print(outcome: Outcome, output: Path) -> None:
     kinds = [name for name in ("AP", "mask AP") if scores.get(name) is not None]
     told = ", ".join(f"{name} {scores[name]:.1%}" for name in kinds) or "no objects to score"
     typer.echo(
-        f"{recipe.model} with {recipe.norm} at batch size {recipe.batch_size}: {told} on {outcome.test_images:,} test "
-        f"images after {recipe.epochs} epochs, {outcome.seconds_per_step * 1000:.0f} ms a forward, "
-        f"{outcome.waiting_share:.1%} of the time waiting for images. {output} has the record, the log and the last "
-        "checkpoint."
+        f"{recipe.model} with {recipe.norms_in_words} at batch size {recipe.batch_size}: {told} on "
+        f"{outcome.test_images:,} test images after {recipe.epochs} epochs, "
+        f"{outcome.seconds_per_step * 1000:.0f} ms a forward, {outcome.waiting_share:.1%} of the time waiting for "
+        f"images. {output} has the record, the log and the last checkpoint."
     )

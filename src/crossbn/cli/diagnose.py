@@ -1,47 +1,47 @@
 """`crossbn diagnose`: how close the compensated statistics are to the true ones, on a model and data."""
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor, nn
 
-from crossbn.cli.batches import NAMES, Batch, Wish, find_batches
 from crossbn.cli.extras import require
 from crossbn.cli.folding import fold_names
-from crossbn.cli.losses import Loss, compute_loss, find_loss
-from crossbn.cli.mistakes import MistakeError
-from crossbn.cli.named import find_function
+from crossbn.cli.named import MistakeError, find_function, refused
+from crossbn.cli.options import DataFolder
 from crossbn.cli.printing import fail, print_tables, print_texts
-from crossbn.convert import convert_
-from crossbn.lab.cost import surroundings
-from crossbn.lab.cost.models import Build, find_model
-from crossbn.lab.data import FOLDER_VARIABLE, DataError
-from crossbn.lab.fidelity import FidelityProbe, FidelityRecord
-from crossbn.lab.fidelity.batches import Call, count_examples
-from crossbn.lab.fidelity.causes import CAUSES, average_causes
-from crossbn.lab.fidelity.fidelity_records import append_records
-from crossbn.lab.fidelity.undisturbed import undisturbed
-from crossbn.lab.report.fidelity_table import COLUMNS, advice, caption, cause_table, fidelity_tables
+from crossbn.lab import records as files
 from crossbn.lab.report.table import Table
 from crossbn.schedules import window_for
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from crossbn.cli.batches import Batch
+    from crossbn.cli.losses import Loss
+    from crossbn.lab.fidelity.probe import FidelityProbe
+
 _OWN = "not of data of your own"
+_CLASSES = 1000  # that a network tells apart, where those of the data are not known
+_DEPTHS = 4  # parts of the network, where the table of all layers is too long
 
 
 def diagnose(
-    model: Annotated[str, typer.Option(help="A torchvision classifier, or package.module:function.")] = "resnet18",
+    model: Annotated[
+        str, typer.Option(help="A torchvision classifier, resnet20, plain20 and so on, or package.module:function.")
+    ] = "resnet18",
     data: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(NAMES)}, or package.module:function: called without arguments, it returns a "
-            "DataLoader or anything else that yields pairs of input and target."
+            help="A data set of `crossbn data list`, a folder of images, random, or package.module:function: called "
+            "without arguments, it returns a DataLoader or anything else that yields pairs of input and target."
         ),
     ] = "digits",
     loss: Annotated[
@@ -59,6 +59,9 @@ def diagnose(
     burn_in: Annotated[int, typer.Option(min=0, help="Steps of plain BatchNorm first.")] = 0,
     order: Annotated[int, typer.Option(min=0, max=2, help="Of the compensation.")] = 1,
     positions: Annotated[int, typer.Option(min=0, help="Samples of the gradients, at most; 0 for all.")] = 128,
+    weights: Annotated[
+        str | None, typer.Option(help="Of remembered steps: auto or equal.", show_default="auto, but for order 0")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
     every: Annotated[
         int | None,
@@ -66,19 +69,18 @@ def diagnose(
     ] = None,
     lr: Annotated[float, typer.Option(min=0, help="Learning rate of SGD with momentum 0.9.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
-    data_folder: Annotated[
-        Path | None, typer.Option(help="Directory of the data sets.", envvar=FOLDER_VARIABLE, show_default="data")
-    ] = None,
+    data_folder: DataFolder = None,
     output: Annotated[
         Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
     ] = Path("diagnose-results"),
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the tables of all layers, too.")] = False,
 ) -> None:
     """Train a model and measure how close the statistics that its norms remember are to the true ones.
 
     Compares, for each layer and age, the remembered mean and variance, as they were and moved to today's weights, with
     those of the same batch recomputed with today's weights through the same layer and through the whole network. Prints
-    tables and a recommendation; writes records.jsonl, context.json, table.md and fidelity.png. Modules of your own are
-    looked for in the current directory, too.
+    a recommendation and tables; writes records.jsonl, table.md and fidelity.png. Modules of your own are looked for in
+    the current directory, too.
     """
     require("matplotlib")
     every = every or min(steps, max(2, steps // 10), 20)
@@ -86,101 +88,151 @@ def diagnose(
         raise typer.BadParameter(
             f"there would be no measurement: {steps} steps, one every {every}", param_hint="--steps"
         )
-    build, loss_of = _find(model), find_loss(loss)
+    from torch import Tensor, manual_seed
+
+    from crossbn.cli.batches import BatchSpec, find_batches
+    from crossbn.cli.losses import find_loss
+    from crossbn.lab.fidelity.batches import Call, count_examples
+    from crossbn.lab.fidelity.probe import FidelityProbe
+    from crossbn.nn import Settings
+
+    build, loss_of = _find(model, data, channels, seed), find_loss(loss)
     with _mistakes_told():
-        batches = find_batches(data, Wish(batch_size, channels, image_size, seed, data_folder))
-        given, target = next(batches)
-        batch_size = count_examples(Call((given,), {}))  # a function of one's own decides on it
+        batches = find_batches(data, BatchSpec(batch_size, channels, image_size, seed, data_folder))
+        first = next(batches)
+        batch_size = count_examples(Call(first[:1], {}))  # a function of one's own decides on it
         window = window or max(2, window_for(batch_size))
-        context = {
-            "model": model,
-            "data": f"{data} {'x'.join(map(str, given.shape[1:]))}" if isinstance(given, Tensor) else data,
-            **({} if loss is None else {"loss": loss}),
-            "batch size": f"{batch_size}",
-            "window": f"{window}",
-            "burn-in": f"{burn_in}",
-            "order": f"{order}",
-            "positions": f"{positions or 'all'}",
-            "learning rate": f"{lr:g}",
-            "steps": f"{steps}",
-            "seed": f"{seed}",
-            **surroundings.versions(),
-            "commit": surroundings.commit(),
-            **surroundings.machine("cpu"),
+        with refused("--weights"):
+            told = Settings(window, burn_in, order, positions or None, weights=weights or "")
+        options = {name: getattr(told, name) for name in ("window", "burn_in", "order", "positions", "weights")}
+        settings = {
+            **{"model": model, "data": Path(data).name if Path(data).is_dir() else data, "loss": loss},
+            **{"input_shape": list(first[0].shape[1:]) if isinstance(first[0], Tensor) else None},
+            **{"batch_size": batch_size, **options, "learning_rate": lr, "steps": steps, "every": every},
         }
-        settings = {"window": window, "burn_in": burn_in, "order": order, "positions": positions or None}
-        torch.manual_seed(seed)
-        network = _network(build, settings, (given, target), loss_of)
-        path = _prepare(output, context)
-        probe = FidelityProbe(network, every=every)
-        with _interruption_told(path):
-            _train(network, batches, loss_of, probe, steps, lr, path)
-        if not probe.records:
+        manual_seed(seed)
+        network = _network(build, options, first, loss_of)
+        run = _Run(FidelityProbe(network, every=every), settings, seed, output / "records.jsonl")
+        with files.locked(output), _interruption_told(run.path):
+            run.path.unlink(missing_ok=True)
+            _train(network, batches, loss_of, run)
+        if not run.probe.records:
             fail(f"no step was remembered: the loss diverged, or the burn-in of {burn_in} lasted to the end")
-        tables, sentence = fidelity_tables(probe.records), advice(probe.records, window, burn_in)
-        causes = [cause_table(average_causes(probe.causes))] if probe.causes else []
-        text = caption(probe.records, probe.left_out, context)
-        _write([*tables, *causes], sentence, text, probe.records, output)
-    width = Console().width
-    print_tables([fold_names(table, COLUMNS, width) for table in tables], COLUMNS, no_wrap=True)
-    print_tables([fold_names(table, len(CAUSES) + 1, width) for table in causes], len(CAUSES) + 1, no_wrap=True)
-    print_texts(text, sentence)
+        _tell(run, verbose)
 
 
-def _find(name: str) -> Build:
+@dataclass(frozen=True)
+class _Run:
+    probe: FidelityProbe
+    settings: Mapping[str, Any]
+    seed: int
+    path: Path
+
+    def keep(self) -> None:
+        """Let the file have what has been found so far; it is the old one or the new one, whatever happens."""
+        from crossbn.lab.fidelity.records import found_values
+
+        values = found_values(self.probe.records, self.probe.causes, self.probe.left_out)
+        name = f"{self.settings['model']}, {self.settings['data']}, batch {self.settings['batch_size']}"
+        half = self.path.with_suffix(".part")
+        half.unlink(missing_ok=True)
+        files.append(half, [files.Record("diagnose", name, self.seed, self.settings, values)])
+        half.replace(self.path)
+
+
+def _find(name: str, data: str, channels: int, seed: int) -> Callable[[], Any]:
     if ":" in name:
         return find_function(name, "--model", 0)
     require("torchvision", extra="vision")
-    try:
-        return find_model(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--model") from None
+    from crossbn.lab.data import DATASETS
+    from crossbn.lab.models import build_network, check_model
+
+    with refused("--model"):
+        check_model(name)
+    classes = DATASETS[data].classes if data in DATASETS else _CLASSES
+    return lambda: build_network(name, channels, classes, seed=seed)
 
 
-def _network(build: Build, settings: dict[str, Any], batch: Batch, loss: Loss) -> nn.Module:
+def _network(build: Callable[[], Any], options: dict[str, Any], batch: Batch, loss: Loss) -> nn.Module:
     """Return the converted model, after a look at whether it runs."""
+    from torch import nn
+
+    from crossbn.cli.losses import compute_loss
+    from crossbn.convert import convert_
+    from crossbn.lab.fidelity.undisturbed import undisturbed
+
     network = build()
     if not isinstance(network, nn.Module):
         fail(f"the model's function returned {network!r}, which is no torch.nn.Module")
     network.train()
     with undisturbed(network):
         compute_loss(network, loss, *batch)
-    report = convert_(network, example_inputs=batch[:1], **settings)
+    report = convert_(network, example_inputs=batch[:1], **options)
     if len(report.left) == len(report.records):
         fail(f"the model has no BatchNorm that can be converted: {report.summary()}")
     return network
 
 
-def _prepare(output: Path, context: dict[str, str]) -> Path:
-    """Return the file of the records, of which there are none yet."""
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / "records.jsonl"
-    path.unlink(missing_ok=True)
-    (output / "context.json").write_text(f"{json.dumps(context, indent=2)}\n", encoding="utf-8")
-    return path
+def _train(network: nn.Module, batches: Iterator[Batch], loss: Loss, run: _Run) -> None:
+    from torch.optim import SGD
 
+    from crossbn.cli.losses import compute_loss
 
-def _train(
-    network: nn.Module, batches: Iterator[Batch], loss: Loss, probe: FidelityProbe, steps: int, lr: float, path: Path
-) -> None:
-    optimizer = torch.optim.SGD(network.parameters(), lr, momentum=0.9)
+    optimizer, steps = SGD(network.parameters(), run.settings["learning_rate"], momentum=0.9), run.settings["steps"]
     # One step more than asked for, so that a measurement after the last one is made.
     for step in track(range(steps + 1), "training", console=Console(stderr=True), transient=True):
         given, target = next(batches)
-        append_records(path, probe.step(given))
+        if run.probe.step(given):
+            run.keep()
         if step < steps:
             optimizer.zero_grad()
             compute_loss(network, loss, given, target).backward()
             optimizer.step()
 
 
-def _write(tables: Sequence[Table], sentence: str, text: str, records: Sequence[FidelityRecord], output: Path) -> None:
-    from crossbn.lab.report.fidelity_figure import plot_fidelity  # matplotlib is slow to import
+def _tell(run: _Run, verbose: bool) -> None:
+    """Print and write the verdict, tables and the picture."""
+    from crossbn.lab.fidelity.recommendation import verdict
+    from crossbn.lab.fidelity.records import CAUSES, average_causes
+    from crossbn.lab.report.fidelity_section import plot_fidelity  # matplotlib is slow to import
+    from crossbn.lab.report.fidelity_table import COLUMNS, caption, cause_table, fidelity_tables
     from crossbn.lab.report.figure import save_png
 
-    page = "\n\n".join([sentence, *(table.markdown() for table in tables), text])
+    probe, output = run.probe, run.path.parent
+    tables, causes = fidelity_tables(probe.records), []
+    if probe.causes:
+        causes = [cause_table(average_causes(probe.causes, parts)) for parts in (_DEPTHS, None)]
+    sentence = verdict(probe.records, probe.causes, run.settings["window"], run.settings["burn_in"])
+    text = caption(probe.records, probe.left_out, _context(run))
+    page = "\n\n".join([sentence, *(table.markdown() for table in [*tables, *causes]), text])
     (output / "table.md").write_text(f"{page}\n", encoding="utf-8")
-    save_png(plot_fidelity(records), output / "fidelity.png")
+    save_png(plot_fidelity(probe.records), output / "fidelity.png")
+    print_texts(sentence)
+    _print(tables if verbose else tables[:1], COLUMNS)
+    _print(causes if verbose else causes[:1], len(CAUSES) + 1)
+    if verbose:
+        print_texts(text)
+    print_texts(
+        f"{output} has the record, all tables and a picture{'' if verbose else '; --verbose prints the tables'}."
+    )
+
+
+def _print(tables: Sequence[Table], columns: int) -> None:
+    width = Console().width
+    print_tables([fold_names(table, columns, width) for table in tables], columns, no_wrap=True)
+
+
+def _context(run: _Run) -> dict[str, str]:
+    """Return what was told and used, as a caption says it."""
+    from crossbn.lab import environment
+
+    told = {name.replace("_", " "): value for name, value in run.settings.items() if value is not None}
+    told |= {"positions": run.settings["positions"] or "all", "seed": run.seed}
+    if shape := told.pop("input shape", None):
+        told["data"] = f"{told['data']} {'x'.join(map(str, shape))}"
+    made = environment.stamp()
+    told |= {**made["versions"], **({"commit": made["commit"]} if made["commit"] else {}), **made["machine"]}
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in told.items()}
 
 
 @contextmanager
@@ -188,17 +240,22 @@ def _interruption_told(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"interrupted; {path} has what was measured until then")
+        fail(f"interrupted; {path} has what was measured until then" if path.exists() else _NOTHING)
+
+
+_NOTHING = "interrupted; nothing was measured"
 
 
 @contextmanager
 def _mistakes_told() -> Iterator[None]:
     """End the command with a sentence for what is not the program's fault."""
+    from crossbn.lab.data import DataError
+
     try:
         yield
     except KeyboardInterrupt:
-        fail("interrupted; nothing was measured")
-    except (DataError, MistakeError) as error:
+        fail(_NOTHING)
+    except (DataError, MistakeError, files.RecordError) as error:
         fail(str(error))
     except OSError as error:  # decoders raise theirs without a number
         fail(f"{error.strerror}: {error.filename}" if error.strerror else str(error).partition("\n")[0])

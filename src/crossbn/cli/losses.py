@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crossbn.cli.mistakes import MistakeError
-from crossbn.cli.named import find_function
+from crossbn.cli.named import MistakeError, find_function
 
 Loss = Callable[[Any, Any], Tensor]
 """Of the model's output and the target."""

@@ -9,7 +9,7 @@ from rich.progress import track
 from crossbn.cli.extras import require
 from crossbn.cli.printing import fail
 from crossbn.lab.data import DataError
-from crossbn.lab.recipes.classification import RecipeError
+from crossbn.lab.recipes.recipe import RecipeError
 
 
 def predict(
@@ -36,7 +36,8 @@ def predict(
         events = predicting.predict(file, images, output, score)
         counts = [len(found.names) for _, found in track(events, "drawing", total, disable=total < 3)]
     except KeyboardInterrupt:
-        fail(f"interrupted; {output} has the images that were done")
+        typer.echo(f"crossbn: interrupted; {output} has the images that were done", err=True)
+        raise typer.Exit(130) from None
     except (RecipeError, DataError) as error:
         fail(str(error))
     except OSError as error:

@@ -1,30 +1,34 @@
 """`crossbn reproduce`: one table or figure of the paper, next to the paper's numbers where they are known."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail, print_tables
+from crossbn.cli.options import DataFolder
+from crossbn.cli.printing import print_tables
+from crossbn.cli.progress import complete, mistakes_told
 from crossbn.lab.data import FOLDER_VARIABLE
 from crossbn.lab.experiments import runner
 from crossbn.lab.experiments.estimates import in_words
 from crossbn.lab.experiments.experiment import Experiment, Scale, UnavailableError
-from crossbn.lab.experiments.registry import EXPERIMENTS, scales_of
-from crossbn.lab.experiments.tasks import Result, Task
-from crossbn.lab.experiments.workers import WorkerError
-from crossbn.lab.records import RecordError
+from crossbn.lab.experiments.registry import EXPERIMENTS
+from crossbn.lab.records import Record, Task, by_name, on_their_data, read
 from crossbn.lab.report.comparison import comparison_table, surroundings
 from crossbn.lab.report.context import in_text
+from crossbn.lab.report.experiment_figures import FIGURES
+from crossbn.lab.report.figure import save_png
 from crossbn.lab.report.table import Table
 
 _COLUMNS = 7  # that fit a terminal
+_MOST_ROWS = 30  # of a plan, so that it fits a screen
+_NAME_WIDTH = 44  # of 80 columns
+_FRAME = 15  # what lines and blanks take of a row
 _WORDS = {"looks": "measurements", "probes": "random projections"}  # in place of a setting's name
 
 
@@ -33,72 +37,93 @@ def reproduce(
     list_all: Annotated[bool, typer.Option("--list", help="Show the names and what they stand for.")] = False,
     scale: Annotated[Scale, typer.Option(help="What two cores can do, or what the paper did.")] = Scale.SMALL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long each takes.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Make the table of what there is, and run nothing.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Of each run.", show_default="as the table needs")] = None,
     output: Annotated[
         Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
     ] = Path("reproduce-results"),
-    data: Annotated[
-        Path | None, typer.Option(help="Directory of the data sets.", envvar=FOLDER_VARIABLE, show_default="data")
-    ] = None,
+    data_folder: DataFolder = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier calls have of these runs.")] = False,
 ) -> None:
     """Reproduce a table or figure of the paper, next to the paper's numbers where we know them.
 
     Writes NAME-SCALE.jsonl with a line for each run, NAME-SCALE.md with the table and, for some, NAME-SCALE.png. Runs
     that the first has already are not repeated, so a call that was interrupted goes on where it stopped. Tables of
-    trained classifiers share their runs: these are in classification-SCALE.jsonl.
+    trained classifiers share their runs: these are in classification-SCALE.jsonl. A table shows all seeds that there
+    are, whatever --seeds asks for.
     """
     if list_all:
-        titles = tuple((key, each.TITLE) for key, each in EXPERIMENTS.items())
+        titles = tuple((key, each.title) for key, each in EXPERIMENTS.items())
         print_tables([Table("", ("name", "what it is"), titles)], _COLUMNS, "left", no_wrap=True)
         return
-    if name not in EXPERIMENTS:
-        problem = "a name is missing" if name is None else f"there is no {name!r}"
-        raise typer.BadParameter(f"{problem}; there is {', '.join(EXPERIMENTS)}", param_hint="NAME")
-    if scale not in scales_of(name):
-        scales = " or ".join(each.value for each in scales_of(name))
+    name, experiment = _find(name)
+    if scale not in experiment.scales:
+        scales = " or ".join(each.value for each in experiment.scales)
         raise typer.BadParameter(f"{name} has no {scale.value} scale, but {scales}", param_hint="--scale")
     require("matplotlib", "sklearn")
-    require("torchvision", extra="vision")
-    if data is not None:
-        os.environ[FOLDER_VARIABLE] = str(data)  # the runs are processes of their own
-    experiment = EXPERIMENTS[name]
+    if not show:
+        require("torchvision", extra="vision")
+    if data_folder is not None:
+        os.environ[FOLDER_VARIABLE] = str(data_folder)  # the runs are processes of their own
     tasks = experiment.configs(scale, seeds)
-    path = output / f"{tasks[0].experiment}-{scale.value}.jsonl"
-    with _mistakes_told():
-        begin = runner.Progress.anew if fresh and not dry_run else runner.Progress.read
-        progress = begin(tasks, path)
+    path = output / f"{tasks[0].kind}-{scale.value}.jsonl"
+    with mistakes_told():
         if dry_run:
-            _print_plan(experiment, progress)
+            _print_plan(experiment, runner.Progress.read(tasks, path))
             return
-        _carry_on(experiment, progress)
-        table = _write(name, experiment, scale, progress)
+        if show:
+            tasks = list(on_their_data(tasks, read(path)))
+        records = runner.Progress.read(tasks, path).shown if show else complete(experiment, tasks, path, fresh)
+        if not records:
+            raise UnavailableError(f"{path} has no record of {name}: without --show its runs are done")
+        notes = [*_missing(tasks, records), *experiment.notes(scale), surroundings(records)]
+        table = _write(name, scale, output, records, notes, anew=show)
     print_tables([table], _COLUMNS, no_wrap=True)
-    for note in [*experiment.notes(scale), surroundings(progress.results)]:
+    for note in notes:
         typer.echo(f"\n{note}")
 
 
+def _find(name: str | None) -> tuple[str, Experiment]:
+    if name is not None and name in EXPERIMENTS:
+        return name, EXPERIMENTS[name]
+    near = get_close_matches(name or "", EXPERIMENTS, n=3, cutoff=0.5)
+    problem = "a name is missing" if name is None else f"there is no {name!r}"
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+    raise typer.BadParameter(f"{problem}{meant} `crossbn reproduce --list` shows all", param_hint="NAME")
+
+
 def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
+    """Print a line for each cell: how many of its runs are to do, and about how long they take."""
     todo = {task.key for task in progress.todo}
-    seconds = {task.key: experiment.estimate_seconds(task) for task in progress.tasks}
+    cells: dict[str, list[Task]] = {}
+    for task in progress.tasks:
+        cells.setdefault(task.name, []).append(task)
+    seconds = {name: experiment.estimate_seconds(tasks[0]) for name, tasks in cells.items()}
     first = progress.tasks[0].settings
     shared = [name for name in first if all(task.settings.get(name) == first[name] for task in progress.tasks)]
-    rows = [
-        (
-            f"{task.name}, seed {task.seed}",
-            _describe({name: value for name, value in task.settings.items() if name not in shared}),
-            in_words(seconds[task.key]) if task.key in todo else "done",
-        )
-        for task in progress.tasks
-    ]
-    print_tables([Table(experiment.TITLE, ("run", "settings", "about"), tuple(rows))], _COLUMNS, "left", no_wrap=True)
+    rows = []
+    for name, tasks in list(cells.items())[:_MOST_ROWS]:
+        missing = sum(task.key in todo for task in tasks)
+        own = {key: value for key, value in tasks[0].settings.items() if key not in shared}
+        about = in_words(missing * seconds[name]) if missing else "done"
+        rows.append((_cut(name, _NAME_WIDTH), f"{missing} of {len(tasks)}", about, _describe(own)))
+    room = Console().width - sum(max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]) - _FRAME
+    fitting = tuple((*told, _cut(own, room)) for *told, own in rows)
+    columns = ("run", "to do", "about", "settings")
+    print_tables([Table(experiment.title, columns, fitting)], _COLUMNS, "left", no_wrap=True)
+    if len(cells) > _MOST_ROWS:
+        typer.echo(f"And {len(cells) - _MOST_ROWS} more like these.")
     if shared:
         typer.echo(f"All runs: {_describe({name: first[name] for name in shared})}.")
     processes = runner.processes_of(experiment)
-    missing = [seconds[key] for key in todo]
-    total = in_words(max(sum(missing) / processes, *missing, 0.0))
+    each = [seconds[task.name] for task in progress.todo]
+    total = in_words(max(sum(each) / processes, *each, 0.0))
     beside = f", {processes} at once" if processes > 1 else ""
     typer.echo(f"{len(todo)} of {len(progress.tasks)} runs to do{beside}: about {total} on this machine.")
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: max(room - 1, 0)]}…"
 
 
 def _describe(settings: Mapping[str, Any]) -> str:
@@ -113,62 +138,24 @@ def _describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, told))
 
 
-def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
-    if progress.found:
-        done = f"{len(progress.found)} of {len(progress.tasks)} runs are in {progress.path} already."
-        typer.echo(done, err=True)
-    if not progress.todo:
-        return
-    experiment.check(progress.todo)  # before anything is shown or written
-    progress.path.parent.mkdir(parents=True, exist_ok=True)
-    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
-        whole = shown.add_task("all runs", total=float(len(progress.todo)))
-        bars: dict[str, TaskID] = {}  # of the runs under way
-        with closing(runner.carry_on(experiment, progress)) as events:
-            for task, news in events:
-                if isinstance(news, Result):
-                    shown.console.print(f"{_label(task)}: done in {in_words(news.seconds)}")
-                    shown.advance(whole)
-                    if task.key in bars:
-                        shown.remove_task(bars.pop(task.key))
-                    continue
-                if task.key not in bars:
-                    bars[task.key] = shown.add_task(_label(task), total=1.0)
-                told = f"{_label(task)}: {news.phrase}"
-                shown.update(bars[task.key], completed=news.share, description=told)
+def _missing(tasks: Sequence[Task], records: Sequence[Record]) -> list[str]:
+    missing = list(dict.fromkeys(task.name for task in tasks if task.name not in by_name(records)))
+    more = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
+    return [f"Not finished: {'; '.join(missing[:3])}{more} still to be run."] if missing else []
 
 
-def _label(task: Task) -> str:
-    return f"{task.name}, seed {task.seed}"
-
-
-def _write(name: str, experiment: Experiment, scale: Scale, progress: runner.Progress) -> Table:
-    from crossbn.lab.report.experiment_figures import FIGURES  # matplotlib is slow to import
-    from crossbn.lab.report.figure import save_png
-
-    results, written = progress.results, progress.path.with_name(f"{name}-{scale.value}.jsonl")
-    title = f"{experiment.TITLE} ({scale.value} scale)"
-    table = comparison_table(title, experiment.MEASURES, experiment.rows(results))
-    parts = [table.markdown(), *experiment.notes(scale), surroundings(results)]
-    if name in FIGURES:
-        picture = written.with_suffix(".png")
-        save_png(FIGURES[name](results), picture)
-        parts.insert(1, f"![{title}]({picture.name})")
-    written.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+def _write(
+    name: str, scale: Scale, folder: Path, records: Sequence[Record], notes: Sequence[str], *, anew: bool
+) -> Table:
+    """Return the table, after writing it and its picture: anew, or if the file says something else."""
+    experiment, path = EXPERIMENTS[name], folder / f"{name}-{scale.value}.md"
+    title = f"{experiment.title} ({scale.value} scale)"
+    table = comparison_table(title, experiment.measures, experiment.rows(records))
+    picture = path.with_suffix(".png") if name in FIGURES else None
+    shown = [] if picture is None else [f"![{title}]({picture.name})"]
+    text = "\n\n".join([table.markdown(), *shown, *notes]) + "\n"
+    is_written = path.exists() and path.read_text(encoding="utf-8") == text
+    if picture is not None and (anew or not is_written or not picture.exists()):
+        save_png(FIGURES[name](records), picture)  # which imports matplotlib: that takes a second
+    path.write_text(text, encoding="utf-8")
     return table
-
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail("interrupted; the same command again does the runs that are missing")
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
-    except RecordError as error:
-        fail(f"{error}; --fresh starts anew")
-    except (UnavailableError, WorkerError) as error:
-        fail(str(error))

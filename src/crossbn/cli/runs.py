@@ -2,24 +2,55 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from crossbn.cli.named import look_here
 from crossbn.cli.printing import fail
 from crossbn.lab.data import DataError
-from crossbn.lab.recipes.classification import OtherRunError, RecipeError
-from crossbn.lab.recipes.classification import Progress as News
+from crossbn.lab.models import ModelError
+from crossbn.lab.progress import Progress as News
+from crossbn.lab.recipes.machine import Machine
+from crossbn.lab.recipes.recipe import DivergedError, OtherRunError, OutcomeT, RecipeError, TrainingRecipe
+from crossbn.lab.recipes.training import RECORD, finished, train
+from crossbn.lab.records import RecordError
 
-OutcomeT = TypeVar("OutcomeT")
-Watch = Callable[[Any], None]
 Describe = Callable[[Any], str]
 """Returns the line for a point of the curve."""
+
+NormOptions = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
+Window = Annotated[int | None, typer.Option(min=1, help="Forwards to pool.", show_default="16 / batch size, at most 8")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward and process.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training images.")]
+BurnIn = Annotated[float, typer.Option(min=0, help="Of window 1 first.")]
+Momentum = Annotated[float, typer.Option(min=0, help="Of SGD.")]
+WeightDecay = Annotated[float, typer.Option(min=0, help="On all parameters that are trained.")]
+Accumulate = Annotated[int, typer.Option(min=1, help="Forwards of a step.")]
+Precision = Annotated[str, typer.Option(help="32, bf16-mixed, 16-mixed or 64.")]
+TrainImages = Annotated[int | None, typer.Option(min=1, help="To train on.", show_default="all")]
+TestImages = Annotated[int | None, typer.Option(min=1, help="To test on.", show_default="all")]
+Seed = Annotated[int, typer.Option(help="Of weights, order and what is random in preparing images.")]
+Points = Annotated[int | None, typer.Option(min=1, help="How often to test.", show_default="after each epoch")]
+SwitchNorm = Annotated[str | None, typer.Option(help="Another norm from --switch-epoch on.")]
+SwitchEpoch = Annotated[float, typer.Option(min=0, help="When to switch.")]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
+Devices = Annotated[int | None, typer.Option(min=1, help="Processes on each machine.", show_default="1, or torchrun's")]
+Nodes = Annotated[int | None, typer.Option(min=1, help="Machines.", show_default="1, or torchrun's")]
+Strategy = Annotated[str, typer.Option(help="As Lightning names it; auto or a kind of ddp.")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Processes that prepare images.", show_default="as the data needs")
+]
+CheckpointMinutes = Annotated[float, typer.Option(min=0, help="Between checkpoints in an epoch.")]
+Output = Annotated[Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the run.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever the directory has.")]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Train on when the loss is not finite any more.")]
 
 
 def parse_options(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
@@ -36,40 +67,61 @@ def parse_options(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
     return options
 
 
+@contextmanager
+def told_as_usage() -> Iterator[None]:
+    """End the command with a usage error for what a recipe refuses."""
+    try:
+        yield
+    except (RecipeError, ModelError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def carry_out(
-    train: Callable[[Watch], OutcomeT], title: str, epochs: int, describe: Describe, output: Path, fresh: bool
+    recipe: TrainingRecipe[OutcomeT],
+    machine: Machine,
+    output: Path,
+    fresh: bool,
+    describe: Describe,
 ) -> OutcomeT:
     """Train, or go on, and show how it goes if this is the first process.
 
     Args:
-        train: does it, and calls what it is given with the news.
-        title: of the bar.
-        epochs: of the whole training.
-        describe: returns the line for a point of the curve.
+        recipe: of the run.
+        machine: to compute with.
         output: the directory of the run.
         fresh: whether the training begins anew.
+        describe: returns the line for a point of the curve.
     """
-    from crossbn.lab.recipes.classification.trainer import Files  # it imports the engine, which takes seconds
+    with _mistakes_told(output):
+        # This comes first: whoever asks for a run that is finished waits for nothing else.
+        if not fresh and (known := _finished(recipe, output, machine)) is not None:
+            typer.echo(f"{output / RECORD} is there: the run had been finished, --fresh trains anew.", err=True)
+            return known
+        look_here()  # for a model of the user's own
+        with told_as_usage():
+            recipe.check_model()
+        if not is_first():
+            return train(recipe, output, machine=machine, fresh=fresh)
+        from crossbn.lab.recipes.trainer import Files  # it imports the engine, which takes seconds
 
-    if not is_first():
-        return train(lambda _: None)
-    files = Files(output)
-    finished = files.record.exists() and not fresh
-    if files.checkpoint.exists() and not finished and not fresh:
-        typer.echo(f"{files.checkpoint} is there: the run goes on from it.", err=True)
-    output.mkdir(parents=True, exist_ok=True)
-    with _shown(_Shown(title, epochs, describe)) as watch:
-        outcome = train(watch)
-    if finished:
-        typer.echo(f"{files.record} is there: the run had been finished, --fresh trains anew.", err=True)
-    return outcome
+        if not fresh and any(path.exists() for path in Files(output).checkpoints):
+            typer.echo(f"{Files(output).checkpoint} is there: the run goes on from it.", err=True)
+        with _shown(_Shown(f"{recipe.model}, {recipe.norm}", recipe.epochs, describe)) as watch:
+            return train(recipe, output, watch, machine, fresh)
+
+
+def _finished(recipe: TrainingRecipe[OutcomeT], output: Path, machine: Machine) -> OutcomeT | None:
+    try:
+        return finished(recipe, output, machine.processes)
+    except RecordError as error:
+        fail(f"{error}: take the line out, or begin anew with --fresh")
 
 
 def is_first() -> bool:
     """Tell whether this is the first of the processes that train, the one that speaks."""
-    from crossbn.integrations.engine import rank_zero_only
-
-    return bool(rank_zero_only.rank == 0)
+    # The engine's own answer is the same, but takes seconds to import.
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    return next((int(rank) for rank in ranks if rank), 0) == 0
 
 
 class _Shown(logging.Handler):
@@ -96,7 +148,7 @@ class _Shown(logging.Handler):
 
 
 @contextmanager
-def _shown(shown: _Shown) -> Iterator[Watch]:
+def _shown(shown: _Shown) -> Iterator[Callable[[Any], None]]:
     """Show how a run goes."""
     from crossbn.integrations.lightning import LOGGER
 
@@ -114,15 +166,18 @@ def _shown(shown: _Shown) -> Iterator[Watch]:
 
 
 @contextmanager
-def mistakes_told(output: Path) -> Iterator[None]:
+def _mistakes_told(output: Path) -> Iterator[None]:
     """End the command with a sentence for what is not the program's fault."""
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"interrupted; the same command goes on from {output}")
+        typer.echo(f"crossbn: interrupted; the same command goes on from {output}", err=True)
+        raise typer.Exit(130) from None
     except OtherRunError as error:
         fail(f"{error}; --output names another directory, --fresh begins anew")
-    except (RecipeError, DataError) as error:
+    except DivergedError as error:
+        fail(f"{error}; --keep-going trains on")
+    except (RecipeError, ModelError, DataError, RecordError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.strerror}: {error.filename}")

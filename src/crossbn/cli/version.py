@@ -1,19 +1,17 @@
 """`crossbn` without a verb: what it is, and `crossbn --version`."""
 
-import platform
 from typing import Annotated
 
-import torch
 import typer
 
-import crossbn
-from crossbn.ops import library
+from crossbn.lab import environment
 
 
 def installation() -> str:
     """Return the versions in one line, and in a second one what does a training step on the CPU."""
-    versions = f"crossbn {crossbn.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    if library.is_available():
+    found = environment.versions()
+    versions = f"crossbn {found['crossbn']}, torch {found['torch']}, Python {found['python']}"
+    if environment.has_compiled_code():
         return f"{versions}\nOn the CPU compiled code does a training step."
     return (
         f"{versions}\nOn the CPU torch's operators do a training step, slower than compiled code, which is missing or "

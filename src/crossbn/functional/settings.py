@@ -19,6 +19,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+MOST_WINDOW = 10_000
+"""Steps; the paper pools eight at most, and each takes as much memory as the weights and more."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Options of a cross-iteration norm, checked.
@@ -43,7 +47,7 @@ class Settings:
         prior: "running" lets the running statistics of a trained network be a belief that moves with the weights and
             fades as these leave the checkpoint, see `functional.pooling`: for fine-tuning. With weights="auto" only.
         consistent: whether remembered steps are moved to today's statistics of the norms before as well, see
-            `functional.carrying`: for networks that are deep.
+            `functional.carrying`: for networks that are deep, with order=2.
 
     Raises:
         ValueError: naming the option that is out of range.
@@ -73,6 +77,10 @@ class Settings:
             is_none = name == "positions" and value is None
             if not is_none and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        if self.window > MOST_WINDOW:
+            raise ValueError(
+                f"window must be at most {MOST_WINDOW}, got {self.window}: the paper pools 8 steps at most"
+            )
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -82,8 +90,9 @@ class Settings:
             raise ValueError(f'weights="auto" finds its own rate, got decay={self.decay!r} as well: leave one out')
         if self.compensate_through is not None and self.order != 1:
             raise ValueError(f"compensate_through needs order=1, got order={self.order!r}")
-        if self.consistent and self.order == 0:
-            raise ValueError("consistent needs compensation, got order=0")
+        if self.consistent and self.order != 2:
+            why = "norms before change too much from step to step for the first"
+            raise ValueError(f"consistent needs order=2, got order={self.order!r}: {why}")
         if self.consistent and self.prior is not None:
             raise ValueError('consistent and prior="running" exclude each other: norms that believe hardly change')
         if self.prior is not None:

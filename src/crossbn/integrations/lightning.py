@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from crossbn.conversion_report import ConversionReport
-from crossbn.convert import convert_, cross_iteration_norms
-from crossbn.history_state import history_state, load_history_state
+from crossbn.convert import check_options, convert_, cross_iteration_norms
+from crossbn.histories import history_state, load_history_state
 from crossbn.integrations.engine import Callback, LightningModule, Trainer, rank_zero_only
 from crossbn.integrations.processes import gather
 from crossbn.nn import CrossIterBatchNorm
@@ -44,6 +44,8 @@ class HistoryInCheckpoints(Callback):
         for name, norm in cross_iteration_norms(pl_module).items():
             if name in saved["windows"]:
                 norm.configure_(replace(norm.settings, window=saved["windows"][name]))
+        if not cross_iteration_norms(pl_module):
+            return  # they have become other norms since
         if trainer.global_rank < len(saved["histories"]):
             load_history_state(pl_module, saved["histories"][trainer.global_rank])
         else:
@@ -69,8 +71,12 @@ class CrossIterationNorm(HistoryInCheckpoints):
         burn_in_steps: the same in optimizer steps.
         options: of `crossbn.convert_`.
 
+    Attributes:
+        report: what conversion did with each norm; None until then, or if the norms are somebody else's.
+
     Raises:
         ValueError: if both are given where one is meant, or one is out of range.
+        TypeError: for an option that does not exist.
 
     Example:
         >>> CrossIterationNorm(batch_size=4, burn_in_epochs=25).window
@@ -96,6 +102,8 @@ class CrossIterationNorm(HistoryInCheckpoints):
         if "burn_in" in options:
             raise TypeError("CrossIterationNorm has burn_in_epochs and burn_in_steps in place of burn_in")
         self.window = window_for(batch_size) if batch_size is not None else window
+        check_options(window=1 if self.window is None else self.window, **options)
+        self.report: ConversionReport | None = None
         self.burn_in_epochs = burn_in_epochs
         self.burn_in_steps = burn_in_steps
         self.options = options
@@ -103,16 +111,14 @@ class CrossIterationNorm(HistoryInCheckpoints):
         self._ours = False
         self._burning: CrossIterBatchNorm | None = None
 
-    def convert_(self, model: nn.Module) -> ConversionReport | None:
-        """Convert the batch norms of a model, unless it has cross-iteration norms already; then return None."""
-        report = None
+    def convert_(self, model: nn.Module) -> None:
+        """Convert the batch norms of a model, unless it has cross-iteration norms already."""
         if not cross_iteration_norms(model):
-            report = convert_(model, window=self.window or 1, **self.options)
+            self.report = convert_(model, window=self.window or 1, **self.options)
             self._ours = True
-            if report.records:
-                _say(report.summary())
+            if self.report.records:
+                say(self.report.summary())
         self._found = bool(cross_iteration_norms(model))
-        return report
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert before there are optimizers; a model that `configure_model` makes is not there yet."""
@@ -161,10 +167,10 @@ class CrossIterationNorm(HistoryInCheckpoints):
         window, left = norm.settings.window, norm.settings.burn_in - int(norm.burnt)
         if accumulated > 1:
             part = "all" if window >= accumulated else f"{window}"
-            _say(f"a step accumulates {accumulated} forwards: its last one is normalized with {part} of them")
+            say(f"a step accumulates {accumulated} forwards: its last one is normalized with {part} of them")
         if left > 0:
             self._burning = norm
-            _say(f"burn-in: BatchNorm for {left} forwards, then a window of {window}")
+            say(f"burn-in: BatchNorm for {left} forwards, then a window of {window}")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -178,11 +184,12 @@ class CrossIterationNorm(HistoryInCheckpoints):
             self._burning = None
         elif int(norm.burnt) >= norm.settings.burn_in:
             self._burning = None
-            _say(f"burn-in ended after step {trainer.global_step}: from now on a window of {norm.settings.window}")
+            say(f"burn-in ended after step {trainer.global_step}: from now on a window of {norm.settings.window}")
 
 
 @rank_zero_only  # type: ignore[untyped-decorator]  # Lightning ships no types
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Write a line into the log, in the first process."""
     LOGGER.info(sentence)
 
 

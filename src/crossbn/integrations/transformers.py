@@ -4,6 +4,7 @@ The Trainer resumes model, optimizer and schedule; what the norms of each proces
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from crossbn.convert import convert_, cross_iteration_norms
-from crossbn.history_state import history_state, load_history_state
+from crossbn.conversion_report import ConversionReport
+from crossbn.convert import check_options, convert_, cross_iteration_norms
+from crossbn.histories import history_state, load_history_state
 
 LOGGER = logging.getLogger("transformers.crossbn")
 """Below that of transformers, so that lines appear where its lines do."""
@@ -28,10 +30,19 @@ class CrossIterationNorm(TrainerCallback):
     Args:
         options: of `crossbn.convert_`. Without `window` and `batch_size` the batch size is the Trainer's
             `per_device_train_batch_size`: a window counts forwards.
+
+    Attributes:
+        report: what conversion did with each norm; None until then, or if the norms are somebody else's.
+
+    Raises:
+        TypeError: for an option that does not exist.
+        ValueError: for one that is out of range.
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = options
+        check_options(**_with_batch_size(options, 1))
+        self.report: ConversionReport | None = None
 
     def on_init_end(self, args: TrainingArguments, *_: Any, model: nn.Module, **__: Any) -> None:
         """Convert, before anything wraps the model."""
@@ -61,10 +72,14 @@ class CrossIterationNorm(TrainerCallback):
     def _convert_(self, args: TrainingArguments, model: nn.Module) -> None:
         if cross_iteration_norms(model):
             return
-        options = dict(self.options)
-        if not options.keys() & {"window", "batch_size", "config"}:
-            options["batch_size"] = args.per_device_train_batch_size
-        LOGGER.info(convert_(model, **options).summary())
+        self.report = convert_(model, **_with_batch_size(self.options, args.per_device_train_batch_size))
+        LOGGER.info(self.report.summary())
+
+
+def _with_batch_size(options: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Return options of `convert_`, with a batch size where they do not tell the window."""
+    told = options.keys() & {"window", "batch_size", "config"}
+    return dict(options) if told else {**options, "batch_size": batch_size}
 
 
 def _path(args: TrainingArguments, state: TrainerState) -> Path:

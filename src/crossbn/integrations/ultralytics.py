@@ -7,7 +7,7 @@ BatchNorm: its files load without this package. A resumed training begins with a
 import logging
 from typing import Any
 
-from crossbn.convert import convert_
+from crossbn.convert import check_options, convert_
 
 LOGGER = logging.getLogger("ultralytics")
 """The one that ultralytics writes its lines with."""
@@ -21,14 +21,18 @@ def add_callback(model: Any, **options: Any) -> None:
     Args:
         model: a `YOLO`, before its `train` is called.
         options: of `crossbn.convert_`. Without `window` and `batch_size` the batch size is that of the training.
+
+    Raises:
+        TypeError: for an option that does not exist.
+        ValueError: for one that is out of range.
     """
+    told = bool(options.keys() & {"window", "batch_size", "config"})
+    check_options(**(options if told else {**options, "batch_size": 1}))
 
     def convert(trainer: Any) -> None:
         if trainer.world_size > 1:
             raise ValueError(f"crossbn converts models of ultralytics on one device, not on {trainer.world_size}")
-        chosen = dict(options)
-        if not chosen.keys() & {"window", "batch_size", "config"}:
-            chosen["batch_size"] = trainer.batch_size
-        LOGGER.info("crossbn: %s", convert_(trainer.model, **chosen).summary())
+        own = {} if told else {"batch_size": trainer.batch_size}
+        LOGGER.info("crossbn: %s", convert_(trainer.model, **own, **options).summary())
 
     model.add_callback("on_pretrain_routine_end", convert)

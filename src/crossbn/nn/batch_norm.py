@@ -74,20 +74,8 @@ class GuardedBatchNorm(BatchNormBase):
 
     def _move_running(self, found: ops.Statistics) -> None:
         """Move the running statistics towards the mean and the unbiased variance, where there is one, if finite."""
-        running = self._running
-        if running is None or found.finite is False:
-            return
-        # None is for a cumulative average.
-        momentum = 1 / (running[2] + 1).to(found.mean.dtype) if self.momentum is None else self.momentum
-        pairs = zip(running[:2], (found.mean, found.var * found.bessel), strict=True)
-        # Their own type may be the narrower one.
-        mean, var = [torch.lerp(old.to(target.dtype), target, momentum).to(old.dtype) for old, target in pairs]
-        # A lone position has no variance: nothing is learnt from it.
-        if isinstance(found.has_variance, Tensor):
-            var = torch.where(found.has_variance, var, running[1])
-        elif not found.has_variance:
-            var = running[1]
-        ops.take_over(mean, var, running, found.finite)
+        if (running := self._running) is not None:
+            ops.move_running(found, running, self.momentum)
 
 
 def has_seen_something(mean: Tensor, var: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from crossbn import functional as C  # the library's F
 from crossbn import ops
 from crossbn.functional import Settings
-from crossbn.messages import say, say_while_compiling
+from crossbn.messages import say
 from crossbn.nn.batch_norm import Belief, GuardedBatchNorm, has_seen_something
 from crossbn.nn.feeds import Feed, Feeds, Plain, SegmentInput
 from crossbn.nn.producer import Operator, Producer
@@ -20,6 +20,7 @@ from crossbn.nn.scope import at_end_of_forward, forward_number, next_call
 from crossbn.nn.segment import Segment, WeightUnknown
 from crossbn.ops import compiled
 from crossbn.ops.autograd import Context, Run, attach, normalize
+from crossbn.ops.compiled import say_while_compiling
 from crossbn.pairing.carrying import carried_to_call, leave
 from crossbn.torch_internals import BatchNormBase, inside_functorch, is_exporting, is_tracing, saved_tensor_hooks
 
@@ -206,7 +207,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             statistics, move = self._join(statistics, inputs)
             if remember:
                 move()
-        return self._normalize(x, inputs, statistics)
+        has_moved = len(inputs) == 1 and self.belief is None and self._norm_tensors() is not None
+        return self._normalize(x, inputs, statistics, has_moved=has_moved)
 
     def _believes(self, inputs: list[SegmentInput]) -> bool:
         """Tell whether the norm has a belief, and an operator whose weights move it."""
@@ -302,11 +304,11 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         known = [_known(each) for each in inputs]
         parts = [x] if len(inputs) == 1 else list(x.split([segment.channels for segment, _, _ in inputs], 1))
         moments: list[tuple[Tensor, Tensor] | None] = [None] * len(inputs)
-        finite: C.Flag = True
-        norm = self._norm_tensors() if len(inputs) == 1 and not compiling and self.belief is None else None
+        finite: ops.Variances | bool = True
+        norm = self._norm_tensors() if len(inputs) == 1 and self.belief is None else None
         if len(inputs) > 1 and not compiling:  # whether the moments of one segment are finite is not enough to know
             moments = [ops.moments(part) if other is None else None for part, other in zip(parts, known, strict=True)]
-            finite = C.all_finite(*(moment[1] for moment in moments if moment is not None))
+            finite = ops.Variances(*(moment[1] for moment in moments if moment is not None))
         outcomes = []
         for each, part, moment, outcome in zip(inputs, parts, moments, known, strict=True):
             segment, calls, is_complete = each
@@ -331,7 +333,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         history, storage, settings = segment.history, segment.storage, segment.settings
         if storage is not None:
             history.fit_(storage.shapes(segment.channels, today.x.numel() // segment.channels))
-        rest = history.past(), self.burnt, storage, settings, today.is_complete, today.remember
+        rest = history.past(), self.burnt, storage, settings, today.is_complete, today.remember, today.norm
         return ops.Outcome(compiled.step(today.x, today.operands, today.bias, *rest), None, None)
 
     def _normalize(
@@ -341,8 +343,12 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         statistics: Sequence[ops.Statistics],
         output: Tensor | None = None,
         again: bool = False,
+        has_moved: bool = False,
     ) -> Tensor:
-        """Normalize, unless the step has made the output, and let the running statistics move, unless this is again."""
+        """Normalize, unless the step has made the output, and let the running statistics move.
+
+        They do not where this is `again`, or where they have: a step that makes the output moves them as well.
+        """
         joint = ops.joined(statistics)
         # Where hooks take what is saved, the graph of a repetition is thrown away: weights need not be found for it.
         has_graph = not again or saved_tensor_hooks() is None
@@ -359,7 +365,7 @@ class CrossIterBatchNorm(GuardedBatchNorm):
             count = None if group is None else torch.as_tensor(joint.positions, device=x.device)
             context = Context(joint.share, self.eps, self.label, group, count, tuple(runs))
             y = normalize(x, joint.mean, joint.var, self.weight, self.bias, context, operands)
-        if output is None and not again and not self._believes(inputs):  # a step that has made it has moved them
+        if output is None and not again and not has_moved and not self._believes(inputs):
             self._move_running(joint)
         return y
 

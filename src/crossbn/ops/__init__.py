@@ -26,6 +26,7 @@ from crossbn.ops.types import (
     Past,
     Statistics,
     StepInputs,
+    Variances,
     joined,
 )
 from crossbn.torch_internals import is_wrapped
@@ -50,7 +51,7 @@ def step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: C.
             found = device.step(inputs, past, storage, settings)
         if found is None:
             mean, var = moments(inputs.x)
-            inputs = inputs._replace(moments=(mean, var), finite=C.all_finite(var), norm=None)
+            inputs = inputs._replace(moments=(mean, var), finite=Variances(var), norm=None)
     if found is None and device is not None:
         found = device.step(inputs, past, storage, settings)
     if found is not None:
@@ -145,6 +146,25 @@ def add_weight_gradient_(grad: Tensor, jacobian: C.Jacobian, grad_mean: Tensor, 
         return grad + rows.reshape(grad.shape).to(grad.dtype)
     grad.view(len(grad), -1).add_(rows)
     return grad
+
+
+def move_running(found: Statistics, running: tuple[Tensor, Tensor, Tensor], momentum: float | None) -> None:
+    """Move running mean and variance towards pooled ones, and count a step, if all stays finite.
+
+    A `momentum` of None is for a cumulative average; a lone position has no variance, and nothing is learnt of it.
+    """
+    device = DEVICES.get(found.mean.device.type)
+    if found.finite is False or (device is not None and device.move_running(found, running, momentum)):
+        return
+    rate = 1 / (running[2] + 1).to(found.mean.dtype) if momentum is None else momentum
+    pairs = zip(running[:2], (found.mean, found.var * found.bessel), strict=True)
+    # Their own type may be the narrower one.
+    mean, var = [torch.lerp(old.to(target.dtype), target, rate).to(old.dtype) for old, target in pairs]
+    if isinstance(found.has_variance, Tensor):
+        var = torch.where(found.has_variance, var, running[1])
+    elif not found.has_variance:
+        var = running[1]
+    take_over(mean, var, running, found.finite)
 
 
 def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor], finite: C.Flag = True) -> None:

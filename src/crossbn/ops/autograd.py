@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crossbn import functional as C  # the library's F
 from crossbn import ops
+from crossbn.ops import compiled
 from crossbn.ops.double_backward import gradients_with_graph
 from crossbn.ops.types import Layout, PackedStatistics, Statistics
 from crossbn.torch_internals import backward_id
@@ -164,7 +165,10 @@ class _Normalize(torch.autograd.Function):
             return dx, a, v, dgamma, dbeta if needed[4] else None, None, *rest
         wanted = [needed[6 + 2 * i] and each[-1] is None for i, each in enumerate(operators)]
         jacobians = [(o[0], o[2].derivative.jacobians[o[3]]) for o, own in zip(operators, wanted, strict=True) if own]
-        found = ops.step_backward(grad, x, gamma, ctx.eps, statistics, jacobians, ctx.group)
+        if torch.compiler.is_compiling() and ctx.group is None:
+            found = compiled.step_backward(grad, x, gamma, ctx.eps, statistics, jacobians)
+        else:
+            found = ops.step_backward(grad, x, gamma, ctx.eps, statistics, jacobians, ctx.group)
         own_grads = found.x, found.mean, found.var, found.gamma, found.beta
         grads = [each if own else None for each, own in zip(own_grads, needed[:5], strict=True)]
         grads.append(None)

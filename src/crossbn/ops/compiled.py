@@ -24,14 +24,23 @@ from crossbn.functional.settings import CHOICES
 from crossbn.messages import say
 from crossbn.ops import types
 from crossbn.ops.types import NotTheOperatorsOutput, Past, Statistics, StepInputs
-from crossbn.torch_internals import process_group_called
+from crossbn.torch_internals import assume_constant_result, process_group_called
 
 _COUNTS = ("window", "burn_in", "positions")
+_ANY_LAYOUT = (torch.Tag.flexible_layout,)  # else a graph copies what its convolutions have in channels_last
 
 torch.library.define(
     "crossbn::step",
     "(Tensor x, Tensor?[] inputs, Tensor[] weights, Tensor? bias, Tensor(a!)[] rings, Tensor(b!) num_steps, "
-    "Tensor burnt, int[] numbers, float decay, str group, bool is_complete, bool remember) -> Tensor",
+    "Tensor burnt, Tensor(c!)[] running, int[] numbers, float decay, str group, float momentum, bool is_complete, "
+    "bool remember) -> Tensor",
+    tags=_ANY_LAYOUT,
+)
+torch.library.define(
+    "crossbn::step_backward",
+    "(Tensor grad, Tensor x, Tensor gamma, Tensor mean, Tensor var, Tensor share, float eps, Tensor?[] jacobians, "
+    "int[] starts) -> Tensor[]",
+    tags=_ANY_LAYOUT,
 )
 
 
@@ -45,13 +54,14 @@ def step(
     settings: Settings,
     is_complete: bool,
     remember: bool,
+    norm: types.NormTensors | None,
 ) -> Statistics:
-    """Do a step and remember it; `burnt` says how much of burn-in is over."""
+    """Do a step and remember it; the running statistics of `norm` move. `burnt` says how much of burn-in is over."""
     inputs, weights = [operand.y for operand in operands], [operand.weight.detach() for operand in operands]
     numbers = _numbers(settings, [operand.geometry for operand in operands])
     group = settings.process_group.group_name if settings.process_group is not None else ""
-    history = list(past.rings.values()), past.num_steps, burnt
-    options = numbers, settings.rate, group, is_complete, remember
+    history = list(past.rings.values()), past.num_steps, burnt, [] if norm is None else list(norm[:3])
+    options = numbers, settings.rate, group, 0.0 if norm is None else norm.momentum, is_complete, remember
     found = torch.ops.crossbn.step(x, inputs, weights, bias, *history, *options)
     results = _parts(found, _shapes(storage, past.rings, settings, bias is not None))
     bessel, has_variance, positions, finite, shift, growth, noise, mean, var, share, *rest = results
@@ -96,9 +106,11 @@ def _run(
     rings: list[Tensor],
     num_steps: Tensor,
     burnt: Tensor,
+    running: list[Tensor],
     numbers: list[int],
     decay: float,
     group: str,
+    momentum: float,
     is_complete: bool,
     remember: bool,
 ) -> Tensor:
@@ -125,19 +137,35 @@ def _run(
     tensors = [found.bessel, found.has_variance, found.positions, found.finite, *latest]
     tensors += [found.mean, found.var, found.share]
     tensors += found.dependence.tensors() if found.dependence is not None else []
-    packed = found.mean.new_zeros(types.starts_in_one(shapes)[-1])
-    for place, tensor in zip(_parts(packed, shapes), tensors, strict=False):
-        if place is not None and isinstance(tensor, Tensor):
-            (place[: len(tensor)] if place.ndim > 1 else place).copy_(tensor)
-        elif place is not None and tensor is not None:
-            place.fill_(tensor)
+    packed = _packed(tensors, shapes, found.mean)
     if commit is not None:
         commit()
+    if running:
+        ops.move_running(found, (running[0], running[1], running[2]), momentum)
+    return packed
+
+
+def _packed(tensors: Sequence[Any], shapes: types.Shapes, like: Tensor) -> Tensor:
+    """Return tensors and numbers in one tensor, as of these shapes; what is not there is 0, as is what lies between."""
+    starts = types.starts_in_one(shapes)
+    packed = like.new_empty(starts[-1])
+    for i, shape in enumerate(shapes):
+        value, whole = tensors[i] if i < len(tensors) else None, packed[starts[i] : starts[i + 1]]
+        if shape is None:
+            continue
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            whole.fill_(0.0 if value is None else value)
+            continue
+        if len(shape) == 1:  # one number may stand for all channels, and one for each of them for one
+            value = value[: shape[0]].expand(shape)
+        whole[: value.numel()].view(value.shape).copy_(value)
+        if value.numel() < len(whole):
+            whole[value.numel() :].zero_()
     return packed
 
 
 def _run_fake(x: Tensor, _: Any, weights: list[Tensor], bias: Tensor | None, rings: list[Tensor], *rest: Any) -> Tensor:
-    _, _, numbers, decay, *_ = rest
+    _, _, _, numbers, decay, *_ = rest
     settings, storage = _meaning(tuple(numbers), len(weights), decay)
     by_name = dict(zip(C.history_shapes(x.shape[1], storage, settings), rings, strict=True))
     size = types.starts_in_one(_shapes(storage, by_name, settings, bias is not None))[-1]
@@ -161,5 +189,63 @@ def _parts(packed: Tensor, shapes: types.Shapes) -> list[Tensor | None]:
     ]
 
 
+def step_backward(
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor,
+    eps: float,
+    statistics: Statistics,
+    jacobians: Sequence[tuple[int, C.Jacobian]],
+) -> C.Gradients:
+    """Return what `ops.step_backward` does, as one operator."""
+    tensors = [tensor for _, jacobian in jacobians for tensor in jacobian]
+    vectors, starts = (statistics.mean, statistics.var, statistics.share), [start for start, _ in jacobians]
+    dx, dgamma, dbeta, a, v, *weights = torch.ops.crossbn.step_backward(grad, x, gamma, *vectors, eps, tensors, starts)
+    return C.Gradients(dx, dgamma, dbeta, a, v, weights)
+
+
+def _jacobians(tensors: list[Tensor | None], starts: list[int]) -> list[tuple[int, C.Jacobian]]:
+    width = len(C.Jacobian._fields)
+    parts = [tensors[width * i : width * (i + 1)] for i in range(len(starts))]
+    return [(start, C.Jacobian(*part)) for start, part in zip(starts, parts, strict=True)]  # type: ignore[arg-type]
+
+
+def _run_backward(
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    share: Tensor,
+    eps: float,
+    jacobians: list[Tensor | None],
+    starts: list[int],
+) -> list[Tensor]:
+    statistics = Statistics(mean, var, share, None)
+    dx, dgamma, dbeta, *rest, weights = ops.step_backward(
+        grad, x, gamma, eps, statistics, _jacobians(jacobians, starts)
+    )
+    laid_out = torch.empty_like(x)  # as the graph expects it
+    dx = dx if dx.stride() == laid_out.stride() else laid_out.copy_(dx)
+    own = [dx, dgamma, dbeta, *rest, *weights]
+    return [each.clone() if each._is_view() else each for each in own]  # results of an operator lie apart
+
+
+def _run_backward_fake(
+    _: Tensor, x: Tensor, __: Tensor, mean: Tensor, ___: Tensor, ____: Tensor, _____: float, *rest: Any
+) -> list[Tensor]:
+    weights = [each.rows.new_empty(each.var_coefficient.shape[2], each.rows.shape[3]) for _, each in _jacobians(*rest)]
+    return [torch.empty_like(x), *(torch.empty_like(mean) for _ in range(4)), *weights]
+
+
+@assume_constant_result
+def say_while_compiling(message: str) -> bool:
+    """Warn when torch.compile comes by, which it cannot do in the graph itself."""
+    say(message)
+    return True
+
+
 torch.library.impl("crossbn::step", "CompositeExplicitAutograd", _run)
+torch.library.impl("crossbn::step_backward", "CompositeExplicitAutograd", _run_backward)
+torch.library.register_fake("crossbn::step_backward", _run_backward_fake)
 torch.library.register_fake("crossbn::step", _run_fake)

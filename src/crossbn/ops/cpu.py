@@ -17,9 +17,9 @@ from crossbn.functional import ActivatedStorage, Gradients, Jacobian, Settings, 
 from crossbn.functional.moments import is_differentiated
 from crossbn.ops import library
 from crossbn.ops.coverage import why_reference
-from crossbn.ops.library import Unfit, address
+from crossbn.ops.library import Unfit, address, batch_at
 from crossbn.ops.types import Outcome, PackedStatistics, Past, Statistics, StepInputs
-from crossbn.ops.workspace import Results, Workspace, extent_of
+from crossbn.ops.workspace import Results, Workspace, dense, extent_of, new_like
 
 _MOST_STEPS = 63
 _TABLE_ENTRIES = 2**20
@@ -30,12 +30,12 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor] | None:
     if not library.in_use(x) or is_differentiated(x):
         return None
     try:
-        place = address(x, x.dtype, x.shape, dense=False)
+        start, *strides = batch_at(x, x.dtype, x.shape)
     except Unfit:
         return None
     mean, var = x.new_empty(2, x.shape[1]).unbind()
     function = library.functions[x.dtype]["moments"]
-    function(place, *extent_of(x.shape), x.stride(0), mean.data_ptr(), var.data_ptr(), torch.get_num_threads())
+    function(start, *extent_of(x.shape), *strides, mean.data_ptr(), var.data_ptr(), torch.get_num_threads())
     return mean, var
 
 
@@ -53,6 +53,11 @@ def take_over(mean: Tensor, var: Tensor, running: tuple[Tensor, Tensor, Tensor])
     return True
 
 
+def move_running(*_: Any) -> bool:
+    """Leave it to torch: `step` has moved the running statistics in the usual case."""
+    return False
+
+
 def step_backward(
     grad: Tensor,
     x: Tensor,
@@ -64,12 +69,14 @@ def step_backward(
     """Return the gradients of the normalization and of the operators' weights."""
     if not library.in_use(x):
         return None
-    grad, x, dtype, c, new = grad.contiguous(), x.contiguous(), x.dtype, x.shape[1], x.new_empty
+    dtype, c, new, is_last = x.dtype, x.shape[1], x.new_empty, _is_last(statistics, x)
+    grad, x = dense(grad, is_last), dense(x, is_last)
     weights: list[Tensor] = []
+    extent = library.structures["extent", None]
     pooled: tuple[Any, ...]
     of_weight: tuple[int | None, ...] = ()
     try:
-        given = address(grad, dtype, x.shape), address(x, dtype, x.shape), address(gamma, dtype, (c,))
+        given = batch_at(grad, dtype, x.shape)[0], batch_at(x, dtype, x.shape)[0], address(gamma, dtype, (c,))
         if isinstance(statistics, PackedStatistics):
             results: Results = statistics.layout  # type: ignore[assignment]  # it is from `step`
             if x.shape != results.shape:
@@ -81,29 +88,48 @@ def step_backward(
                 of_weight = weights[0].data_ptr(), scratch.data_ptr()
         else:
             share, by_channel = statistics.share, len(statistics.share) > 1
-            name, sizes = "step_backward", ctypes.byref(library.structures["extent", None](*extent_of(x.shape)))
+            name, sizes = "step_backward", ctypes.byref(extent(*extent_of(x.shape), is_last=is_last))
             pooled = address(statistics.mean, dtype, (c,)), address(statistics.var, dtype, (c,))
             pooled += address(share, dtype, (c if by_channel else 1,)), by_channel
     except Unfit:
         return None
-    own = torch.empty_like(x), new(c), new(c), new(c), new(c)
+    own = new_like(x, is_last), new(c), new(c), new(c), new(c)
     made = [each.data_ptr() for each in own]
     library.functions[dtype][name](sizes, eps, *given, *pooled, *made, *of_weight, torch.get_num_threads())
     found = Gradients(*own, weights)
     for start, jacobian in jacobians or ():
         channels = jacobian.var_coefficient.shape[2]
         a, v = found.mean[start : start + channels], found.var[start : start + channels]
-        found.weights.append(x.new_zeros(channels, jacobian.rows.shape[3]))
-        if not add_weight_gradient_(found.weights[-1], jacobian, a, v):
+        found.weights.append(new(channels, jacobian.rows.shape[3]))
+        if not _weight_gradient(found.weights[-1], jacobian, a, v, is_fresh=True):
             return None
     return found
 
 
+def _is_last(statistics: Statistics, x: Tensor) -> bool:
+    """Tell whether the channels of `x` are next to each other, as they were in the step."""
+    if isinstance(statistics, PackedStatistics):
+        results: Results = statistics.layout  # type: ignore[assignment]  # it is from `step`
+        return results.is_last
+    return x.ndim > 2 and not x.is_contiguous() and x.stride(1) == 1
+
+
 def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
     """Add dL/dW to `grad`, from a = dL/dmean and v = dL/dvar [C]."""
+    if grad.is_contiguous():
+        return _weight_gradient(grad, jacobian, grad_mean, grad_var, is_fresh=False)
+    own = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    if not _weight_gradient(own, jacobian, grad_mean, grad_var, is_fresh=True):
+        return False
+    grad.add_(own)
+    return True
+
+
+def _weight_gradient(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor, is_fresh: bool) -> bool:
+    """Add it to `grad` or, if that is fresh, write it there."""
     (rows, of_mean, of_var, rest), dtype = jacobian, grad.dtype
     (steps, amount, groups, size), channels = rows.shape, of_var.shape[2]
-    if not library.in_use(grad) or grad.numel() != channels * size:
+    if not library.in_use(grad) or grad.numel() != channels * size or not steps:
         return False
     if of_mean.dtype is not dtype or not of_mean.is_cpu or of_mean.shape not in ((steps, channels), (steps, 1)):
         return False
@@ -118,7 +144,7 @@ def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, gr
     extent = library.structures["extent", None](c=channels, r=steps, m=amount, groups=groups, i=size)
     scratch = torch.empty_like(of_var)
     function, threads = library.functions[dtype]["weight_gradient"], torch.get_num_threads()
-    function(ctypes.byref(extent), *places, *of_vars, *vectors, scratch.data_ptr(), False, place, threads)
+    function(ctypes.byref(extent), *places, *of_vars, *vectors, scratch.data_ptr(), is_fresh, place, threads)
     return True
 
 
@@ -132,7 +158,7 @@ def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Sett
         return None
     if len(inputs.operands) != 1 or not inputs.is_complete or inputs.bias is not None or inputs.pooling is not True:
         return None
-    if inputs.finite is not True or not library.in_use(inputs.x):
+    if not library.in_use(inputs.x) or inputs.is_finite is not True:
         return None
     # Where an activation is between, moments are needed to make a row.
     if inputs.moments is None and (inputs.norm is None or isinstance(storage, ActivatedStorage)):

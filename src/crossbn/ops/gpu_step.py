@@ -19,13 +19,13 @@ from crossbn.functional.moments import native_available
 from crossbn.functional.sensitivity import jump_over
 from crossbn.functional.storage import rounding_of, tolerance_of
 from crossbn.ops import types
-from crossbn.ops.types import NormTensors, Outcome, PackedStatistics, Past, StepInputs
+from crossbn.ops.types import NormTensors, Outcome, PackedStatistics, Past, Statistics, StepInputs, flat_strides
 
 _MANY, _COPIED, _SAMPLES, _NUMBERS, _TILE = 256, 1024, 16, 32, 1024  # numbers that a program has at a time
 _MODES = {"zeros": 0, "reflect": 1, "replicate": 2, "circular": 3}
 _TRANSPOSED = 4
-_ROWS, INVSTD = 6, 10
-"""Where in the results the rows are, see `types.result_shapes`, and what is put behind all that."""
+_SHARE, _ROWS = 2, 6
+"""Where in the results they are, see `types.result_shapes`."""
 
 
 OPTIONS = {"enable_fp_fusion": True} | ({"maxnreg": 168} if torch.version.hip is None else {})
@@ -48,31 +48,24 @@ def launch(name: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) 
         kernel[grid](*arguments, **constants, **OPTIONS)
 
 
-def flat_strides(x: Tensor) -> tuple[int, int, int] | None:
-    """Return how far apart images, channels and places of `x` are; None if its places are not one after the other."""
-    place = expected = 0
-    for size, stride in zip(reversed(x.shape[2:]), reversed(x.stride()[2:]), strict=True):
-        if size == 1:
-            continue
-        if expected and stride != expected:
-            return None
-        place, expected = place or stride, stride * size
-    return x.stride(0), x.stride(1), place
-
-
 def _next_power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
 class Results(types.Layout):
-    """Where the results of a step lie. With samples today's rows are behind the others: one product is of them all."""
+    """Where the results of a step lie. With samples today's rows are behind the others: one product is of them all.
 
-    def __init__(self, storage: Storage, past: Past, eps: float) -> None:
-        shapes, self.eps = types.result_shapes(storage, past.rings, past.slots, 1, False), eps
-        rows = shapes[_ROWS]
+    Today's share is one for each channel, as is what makes the variance unbiased, which is behind all else: statistics
+    of segments are put side by side in one kernel.
+    """
+
+    def __init__(self, storage: Storage, past: Past) -> None:
+        shapes = types.result_shapes(storage, past.rings, past.slots, 1, False)
+        rows, vector = shapes[_ROWS], shapes[0]
         assert rows is not None
+        shapes[_SHARE] = vector
         shapes[_ROWS] = (past.slots + (not isinstance(storage, C.GradientStorage)), *rows[1:])
-        shapes += [past.rings["mean"].shape[1:], (1,)]  # invstd, bessel
+        shapes.append(vector)
         super().__init__(shapes)
         self.sizes = [stop - start for start, stop in itertools.pairwise(types.starts_in_one(shapes))]
         place = self.places[_ROWS]
@@ -93,14 +86,14 @@ class _Arrays(NamedTuple):
     step_weight: Tensor
     coefficient: Tensor
     jacobian: Tensor
-    invstd: Tensor
     bessel: Tensor
+    invstd: Tensor
     centred: Tensor  # today's
     products: Tensor  # of all rows; as gradients of today's mean, sample and gradient, then shift and slope
     own_rows: Tensor  # today's
     own_grad: Tensor  # today's gradient of the variance
     differences: Tensor
-    keep: Tensor  # whether to remember the step, an int64 scalar
+    keep: Tensor  # whether to remember the step, and its number, int64
 
 
 class Work:
@@ -113,7 +106,7 @@ class Work:
         self._settings, self._geometry, self._price = settings, geometry, C.gradient_price(len(x))
         self._is_sampled = not isinstance(storage, C.GradientStorage)
         self._eps = 0.0 if inputs.norm is None else inputs.norm.eps
-        self._results = Results(storage, past, self._eps)
+        self._results = Results(storage, past)
         self._channels, self._steps, self._positions = x.shape[1], past.slots, x.numel() // x.shape[1]
         self._groups, self._patch = geometry.groups, geometry.patch_size
         self._amount = min(storage.positions or 0, self._positions)
@@ -128,7 +121,8 @@ class Work:
         if not self._is_sampled:
             at, rows = 3 + 2 * self._steps, self._gathered * self._groups * self._patch
             grad = self._channels * self._patch
-        self._room = [self._gathered * self._channels, at * self._channels, rows, grad, self._programs * self._steps]
+        c = self._channels
+        self._room = [c, self._gathered * c, at * c, rows, grad, self._programs * self._steps]
 
     def _plan_gather(self, x: Tensor, y: Tensor) -> None:
         geometry, dims, inputs = self._geometry, x.ndim - 2, y.shape[1]
@@ -170,7 +164,7 @@ class Work:
         mean, var = inputs.moments or C.batch_moments(x)
         packed = x.new_empty(self._results.size, dtype=torch.float32)
         room = x.new_empty(sum(self._room), dtype=torch.float32).split(self._room)
-        made: list[Tensor] = [*packed.split(self._results.sizes), *room, x.new_empty((), dtype=torch.int64)]
+        made: list[Tensor] = [*packed.split(self._results.sizes), *room, x.new_empty(2, dtype=torch.int64)]
         arrays = _Arrays(*made)
         if self._is_sampled:
             of_steps = self._steps * self._row_size
@@ -179,7 +173,7 @@ class Work:
         told = self._products(weight, past.rings, arrays)
         self._pool(inputs, (mean, var), past, weight, told, arrays)
         found = PackedStatistics(packed, self._results, positions=self._positions)
-        found.bessel = arrays.bessel[:1]
+        found.bessel = arrays.bessel[: self._channels]
         output = None
         if inputs.moments is None:
             assert inputs.norm is not None
@@ -216,29 +210,28 @@ class Work:
     def _pool(
         self, inputs: StepInputs, today: Any, past: Past, weight: Tensor, told: tuple[Tensor, ...], made: _Arrays
     ) -> None:
-        rings, settings, finite = past.rings, self._settings, inputs.finite
-        is_automatic, is_given = settings.weights == "auto", isinstance(finite, Tensor)
+        rings, settings, is_automatic = past.rings, self._settings, self._settings.weights == "auto"
+        others = _others(inputs.finite, today[1])
         ages = rings["variogram" if is_automatic else "count"]
         of_past = rings["mean"], rings["var"], rings["count"], ages, past.num_steps
-        flags = {"AUTOMATIC": is_automatic, "SAMPLED": self._is_sampled, "GIVEN": is_given, "CHECKED": inputs.remember}
+        flags = {"AUTOMATIC": is_automatic, "SAMPLED": self._is_sampled, "CHECKED": inputs.remember}
         blocks = {"AGES": self._ages, "CHANNELS": self._width, "NUMBERS": _NUMBERS, "MANY": _MANY}
         launch(
             "pool", (self._programs,),
-            *today, *of_past, finite if is_given else past.num_steps, *told, made.centred, made.own_rows, weight,
+            *today, *of_past, today[1] if others is None else others, *told, made.centred, made.own_rows, weight,
             made.mean, made.var, made.invstd, made.share, made.dvar_dvar, made.step_weight, made.coefficient,
             made.jacobian, made.differences, made.keep, made.bessel,
-            self._channels, self._channels // self._groups, self._patch, self._samples, self._amount, self._steps,
+            self._channels, 0 if others is None else len(others),
+            self._channels // self._groups, self._patch, self._samples, self._amount, self._steps,
             float(self._positions), math.log2(settings.rate), self._price, self._eps, *self._rounding,
             **flags, **blocks, LOOKED=not self._geometry.reads_every_input,
         )  # fmt: skip
 
     def _normalize(self, x: Tensor, norm: NormTensors, made: _Arrays) -> Tensor:
         """Normalize, and move the running statistics."""
-        c, (running_mean, running_var, tracked, gamma, beta, eps, momentum) = self._channels, norm
+        c, gamma, beta, eps = self._channels, norm.gamma, norm.beta, norm.eps
         mean, var = made.mean[:c], made.var[:c]
-        told = mean, var, made.bessel, running_mean, running_var, tracked
-        launch("move_running", (1,), *told, c, momentum, MANY=_MANY)
-        torch.autograd.graph.increment_version(norm[:3])
+        move_running(mean, var, made.bessel, norm[:3], norm.momentum)
         if native_available(x):
             return torch.batch_norm_elemt(x, gamma, beta, mean, made.invstd[:c], eps)
         return C.normalized(x, mean, var, torch.ones_like(mean) if gamma is None else gamma, beta, eps)
@@ -260,4 +253,28 @@ class Work:
         flags = {"AUTOMATIC": is_automatic, "SAMPLED": self._is_sampled, "AGES": self._ages, "COPIED": _COPIED}
         with past.lock:
             launch("remember", (-(-max(c, *sizes) // _COPIED),), *told, made.differences, *numbers, **flags)
-            past.num_steps.add_(made.keep)
+
+
+def _others(finite: Any, own: Tensor) -> Tensor | None:
+    """Return the variances of other channels that a step depends on; None for none."""
+    vectors = finite.vectors if isinstance(finite, types.Variances) else ()
+    others = [vector for vector in vectors if vector is not own]
+    return None if not others else others[0] if len(others) == 1 else torch.cat(others)
+
+
+def move_running(
+    mean: Tensor, var: Tensor, bessel: Tensor, running: tuple[Tensor, Tensor, Tensor], momentum: float
+) -> None:
+    """Move the running statistics towards the mean and the variance times `bessel`, if all stays finite."""
+    launch("move_running", (1,), mean, var, bessel, *running, len(mean), momentum, MANY=_MANY)
+    torch.autograd.graph.increment_version(running)
+
+
+def alone(moments: tuple[Tensor, Tensor], positions: int, past: Past) -> Statistics:
+    """Return the statistics of a segment that remembers nothing, as vectors; those that never change are kept."""
+    mean, var = moments
+    key, known = (len(mean), positions, mean.device), past.scratch[-1] if past.scratch else None
+    if known is None or known[0] != key:
+        known = key, torch.ones_like(mean), torch.full_like(mean, positions / (positions - 1))
+        past.scratch[:] = [known]
+    return Statistics(mean, var, known[1], None, known[2], positions=positions)

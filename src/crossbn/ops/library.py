@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crossbn.ops.types import ALIGNED
+from crossbn.ops.types import ALIGNED, flat_strides
 from crossbn.torch_internals import is_tracing
 
 NUMBER, POINTER, _THREADS, REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 _LETTERS = {"n": NUMBER, "p": POINTER, "t": _THREADS, "r": REAL}
 _ARGUMENTS = {  # of each function in turn: n for a number, p for an array or structure, r for a real, t for threads
-    "moments": "pnnnnppt",
+    "moments": "pnnnnnppt",
     "step": "pppt",
     "remember": "pppt",
     "step_backward": "prppppppnpppppt",
@@ -123,19 +123,40 @@ class Unfit(Exception):  # noqa: N818  # not an error: torch's operators do it
     """A tensor that compiled code cannot read."""
 
 
-def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], dense: bool = True) -> int | None:
-    """Return where the numbers of a tensor are, which must have that type and shape; None for None.
-
-    They must be next to each other, if `dense`; else it is enough that those of each image are.
+def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int | None:
+    """Return where the numbers of a dense tensor are, which must have that type and shape; None for None.
 
     Raises:
         Unfit: if it is not a plain tensor of that type and shape in the CPU's memory.
     """
     if tensor is None:
         return None
+    if not tensor.is_contiguous():
+        raise Unfit
+    return _start_of(tensor, dtype, shape)
+
+
+def batch_at(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return where the numbers of a batch [N, C, ...] are, and how far apart its images, and its positions.
+
+    The last is 0 where an image is dense; else its channels are next to each other.
+
+    Raises:
+        Unfit: as for `address`, or if it is laid out otherwise.
+    """
+    place = 0
+    if not _has_dense_images(x):
+        strides = flat_strides(x)
+        if strides is None or strides[2] == 0 or (strides[1] != 1 and x.shape[1] > 1):
+            raise Unfit
+        place = strides[2]
+    return _start_of(x, dtype, shape), x.stride(0), place
+
+
+def _start_of(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     if type(tensor) not in _PLAIN or tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu:
         raise Unfit
-    if tensor.is_neg() or not (tensor.is_contiguous() or (not dense and _has_dense_images(tensor))):
+    if tensor.is_neg():
         raise Unfit
     try:
         place = tensor.data_ptr()

@@ -47,7 +47,7 @@ class _Today(NamedTuple):
 
 def _step(inputs: StepInputs, past: Past, storage: C.Storage | None, settings: Settings) -> Outcome:
     assert inputs.moments is not None
-    x, bias, (mean, var), finite = inputs.x, inputs.bias, inputs.moments, inputs.finite
+    x, bias, (mean, var), finite = inputs.x, inputs.bias, inputs.moments, inputs.is_finite
     if not past.slots and settings.active_group is None:
         return Outcome(_alone(mean, var, x.numel() // x.shape[1], finite), None, None)
     kept, step_weights = past.recall(settings.rate, mean.dtype)
@@ -161,7 +161,7 @@ def make_row(
 ) -> tuple[dict[str, Tensor], Flag, Flag]:
     """Return what one process is to remember, whether it is the operators', and whether their inputs are finite."""
     assert inputs.moments is not None
-    today = _Today(*inputs.moments, inputs.x.numel() // inputs.x.shape[1], inputs.finite, None, None)
+    today = _Today(*inputs.moments, inputs.x.numel() // inputs.x.shape[1], inputs.is_finite, None, None)
     with without_autocast(inputs.x.device.type):
         return _row(inputs, past, storage, weights, today)
 

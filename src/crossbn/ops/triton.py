@@ -20,7 +20,7 @@ from crossbn.functional import Gradients, Jacobian, Settings, Storage
 from crossbn.ops import gpu_step
 from crossbn.ops.coverage import is_traced, why_reference
 from crossbn.ops.reference import without_autocast
-from crossbn.ops.types import NormTensors, Outcome, PackedStatistics, Past, Statistics, StepInputs
+from crossbn.ops.types import NormTensors, Outcome, Past, Statistics, StepInputs, flat_strides
 
 NARROW = (torch.bfloat16, torch.float16)
 _MOST_STEPS, _MOST_DIMENSIONS, _MOST_POSITIONS = 63, 3, 2**31
@@ -55,8 +55,21 @@ def moments(_: Tensor) -> None:
 
 
 def take_over(*_: Any) -> bool:
-    """Leave it to torch: a step that normalizes has moved the running statistics itself."""
+    """Leave it to torch: `move_running` does more."""
     return False
+
+
+def move_running(found: Statistics, running: tuple[Tensor, Tensor, Tensor], momentum: float | None) -> bool:
+    """Move the running statistics towards those of segments side by side, which are vectors; see `types.joined`."""
+    vectors = found.mean, found.var, found.bessel
+    if not is_installed() or is_traced() or found.has_variance is not True or found.finite is not True:
+        return False
+    if momentum is None or not all(isinstance(each, Tensor) and each.ndim == 1 for each in vectors):
+        return False
+    if not all(_is_dense(each) for each in (*vectors, *running[:2])):  # type: ignore[arg-type]  # they are tensors
+        return False
+    gpu_step.move_running(*vectors, running, momentum)  # type: ignore[arg-type]  # likewise
+    return True
 
 
 @torch.no_grad()
@@ -66,7 +79,11 @@ def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Sett
     An input that is not what the operator makes of its own is not told from others: nothing is waited for. The step is
     then BatchNorm's, and not remembered.
     """
-    if len(inputs.operands) != 1 or inputs.pooling is not True or inputs.finite is False or is_traced():
+    if inputs.finite is False or is_traced():
+        return None
+    if not past.slots and inputs.moments is not None and settings.active_group is None:
+        return _alone(inputs, inputs.moments, past)
+    if len(inputs.operands) != 1 or inputs.pooling is not True:
         return None
     if inputs.moments is None and (inputs.norm is None or not _is_plain(inputs.norm)):
         return None
@@ -80,6 +97,14 @@ def step(inputs: StepInputs, past: Past, storage: Storage | None, settings: Sett
         past.scratch[:] = [work]
     with without_autocast(inputs.x.device.type):
         return work.step(inputs, past)
+
+
+def _alone(inputs: StepInputs, moments: tuple[Tensor, Tensor], past: Past) -> Outcome | None:
+    """Return the statistics of a segment that remembers nothing."""
+    positions = inputs.x.numel() // inputs.x.shape[1]
+    if positions < 2 or moments[0].dtype != torch.float32 or not is_installed():
+        return None
+    return Outcome(gpu_step.alone(moments, positions, past), None, None)
 
 
 def _is_plain(norm: NormTensors) -> bool:
@@ -101,7 +126,7 @@ def _is_other(inputs: StepInputs, storage: Storage, settings: Settings) -> bool:
     if weight.numel() != x.shape[1] * geometry.patch_size or max(x.numel(), y.numel()) >= _MOST_POSITIONS:
         return True
     is_lone = x.numel() == x.shape[1]  # it is centred first, which the reference does
-    return is_lone or gpu_step.flat_strides(x) is None or gpu_step.flat_strides(y) is None
+    return is_lone or flat_strides(x) is None or flat_strides(y) is None
 
 
 def step_backward(
@@ -112,26 +137,40 @@ def step_backward(
     statistics: Statistics,
     jacobians: Sequence[tuple[int, Jacobian]] | None,
 ) -> Gradients | None:
-    """Return the gradients of the normalization and of the operator's weight, of a step that was done here."""
-    if not isinstance(statistics, PackedStatistics) or not isinstance(statistics.layout, gpu_step.Results):
+    """Return the gradients of the normalization and of the operators' weights."""
+    mean, var, share, channels = statistics.mean, statistics.var, statistics.share, x.shape[1]
+    if jacobians is None:
+        jacobians = [(0, each) for each in statistics.derivative.jacobians]
+    wide = mean, var, share, mean if gamma is None else gamma
+    if (
+        not is_installed()
+        or is_traced()
+        or not all(map(_is_dense, wide))
+        or not all(_is_dense_too(each) for _, each in jacobians)
+    ):
         return None
-    if jacobians or (gamma is not None and gamma.dtype != torch.float32) or is_traced():
-        return None
-    mean, share, channels = statistics.mean, statistics.share, x.shape[1]
-    invstd = statistics.layout.part(statistics.packed, gpu_step.INVSTD)
-    if statistics.layout.eps != eps:
-        invstd = torch.rsqrt(statistics.var + eps)
-    assert invstd is not None
-    sum_grad, sum_product = C.gradient_sums(grad, x, mean, invstd, gamma)
-    a, v, of_gamma, own_grad, own_product = vectors = mean.new_empty(5, channels).unbind()
-    told = sum_grad, sum_product, mean if gamma is None else gamma, invstd, share
-    sizes = channels, float(x.numel() // channels)
-    gpu_step.launch(
-        "backward_vectors", (-(-channels // 128),), *told, *vectors, *sizes, HAS_GAMMA=gamma is not None, CHANNELS=128
-    )
+    # Sums are not of the deviation, but the kernel is told one.
+    sum_grad, sum_product = C.gradient_sums(grad, x, mean, var, gamma)
+    invstd, a, v, of_gamma, own_grad, own_product = vectors = mean.new_empty(6, channels).unbind()
+    told = sum_grad, sum_product, mean if gamma is None else gamma, var, share, int(len(share) > 1)
+    sizes, grid = (channels, float(x.numel() // channels), eps), (-(-channels // 128),)
+    gpu_step.launch("backward_vectors", grid, *told, *vectors, *sizes, HAS_GAMMA=gamma is not None, CHANNELS=128)
     dx = C.input_gradient(grad, x, mean, invstd, gamma, own_grad, own_product)
-    weights = [] if jacobians is not None else [_weight_gradient(statistics.derivative.jacobians[0], a, v)]
+    weights = []
+    for start, jacobian in jacobians:
+        stop = start + jacobian.var_coefficient.shape[2]
+        weights.append(_weight_gradient(jacobian, a[start:stop], v[start:stop]))
     return Gradients(dx, of_gamma, sum_grad, a, v, weights)
+
+
+def _is_dense(tensor: Tensor | None) -> bool:
+    return tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous())
+
+
+def _is_dense_too(jacobian: Jacobian) -> bool:
+    """Tell whether kernels can read what a step has left, the reference's perhaps."""
+    rows, of_mean, of_var, rest = jacobian
+    return of_mean.dtype == torch.float32 and _is_dense(rows) and _is_dense(of_var) and _is_dense(rest)
 
 
 def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, grad_var: Tensor) -> bool:
@@ -139,7 +178,7 @@ def add_weight_gradient_(grad: Tensor, jacobian: Jacobian, grad_mean: Tensor, gr
     rows = jacobian.rows
     if not is_installed() or is_traced() or grad.dtype not in (torch.float32, *NARROW):
         return False
-    if any(each is not None and each.dtype != torch.float32 for each in (*jacobian, grad_mean, grad_var)):
+    if not (_is_dense_too(jacobian) and _is_dense(grad_mean) and _is_dense(grad_var)):
         return False
     if jacobian.var_jacobian is None and rows.shape[2] == 1 and grad.is_contiguous() and grad.dtype == torch.float32:
         coefficient = _row_coefficients(jacobian, grad_mean, grad_var)

@@ -28,12 +28,28 @@ class NormTensors(NamedTuple):
     momentum: float
 
 
+class Variances:
+    """Today's, of all channels of a norm that are new at a step: whether they are finite is looked at if it is asked.
+
+    Attributes:
+        vectors: those of its segments.
+    """
+
+    def __init__(self, *vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    @functools.cached_property
+    def are_finite(self) -> C.Flag:
+        """Whether all of them are."""
+        return C.all_finite(*self.vectors)
+
+
 class StepInputs(NamedTuple):
     """What a step reads of today. Nothing here has a graph that matters."""
 
     x: Tensor  # [N, C, ...]: the segment's channels
     moments: tuple[Tensor, Tensor] | None  # mean and biased variance of `x`; None if they are to be found
-    finite: C.Flag  # whether the moments of all the norm's channels are, if they are given
+    finite: C.Flag | Variances  # whether the moments of all the norm's channels are, if they are given
     operands: Sequence[C.Operand]  # those summed into the channels; none where the past is not compensated
     bias: Tensor | None  # [C]: the sum of their biases, which remembered means are without
     is_complete: bool  # whether the channels are nothing but that sum
@@ -42,6 +58,23 @@ class StepInputs(NamedTuple):
     norm: NormTensors | None  # if the norm reads nothing else: an implementation may then normalize as well
     number: int = 0  # of the forward, from 1 on; 0 where remembered steps are not carried
     carried: Sequence[C.Carried | None] = ()  # to the operators' inputs, where anything is
+
+    @property
+    def is_finite(self) -> C.Flag:
+        """What `finite` says."""
+        return self.finite.are_finite if isinstance(self.finite, Variances) else self.finite
+
+
+def flat_strides(x: Tensor) -> tuple[int, int, int] | None:
+    """Return how far apart images, channels and places of `x` are; None if its places are not one after the other."""
+    place = expected = 0
+    for size, stride in zip(reversed(x.shape[2:]), reversed(x.stride()[2:]), strict=True):
+        if size == 1:
+            continue
+        if expected and stride != expected:
+            return None
+        place, expected = place or stride, stride * size
+    return x.stride(0), x.stride(1), place
 
 
 class Past(NamedTuple):
@@ -254,6 +287,10 @@ def joined(statistics: Sequence[Statistics]) -> Statistics:
     """Put the statistics of segments side by side; numbers that are not the same for all are repeated for channels."""
     if len(statistics) == 1:
         return statistics[0]
+    if all(_has_vectors(each) for each in statistics):  # in one kernel
+        whole = torch.cat([getattr(each, name) for name in (*_VECTORS, "bessel") for each in statistics])
+        mean, var, share, bessel = whole.view(len(_VECTORS) + 1, -1).unbind()
+        return Statistics(mean, var, share, None, bessel, positions=statistics[0].positions)
 
     def side_by_side(name: str) -> Any:
         values, parts = [getattr(each, name) for each in statistics], [each.mean for each in statistics]
@@ -266,6 +303,14 @@ def joined(statistics: Sequence[Statistics]) -> Statistics:
     finite = functools.reduce(operator.and_, flags.values(), True) if len(flags) != 1 else next(iter(flags.values()))
     rest = side_by_side("bessel"), side_by_side("has_variance"), statistics[0].positions, finite
     return Statistics(mean, var, side_by_side("share"), None, *rest)
+
+
+def _has_vectors(statistics: Statistics) -> bool:
+    """Tell whether all that is known of them is known for each channel, as one type."""
+    values, mean = (statistics.bessel, statistics.var, statistics.share), statistics.mean
+    if statistics.has_variance is not True or statistics.finite is not True:
+        return False
+    return all(isinstance(one, Tensor) and (one.shape, one.dtype) == (mean.shape, mean.dtype) for one in values)
 
 
 def _spread(value: float | Tensor, part: Tensor) -> Tensor:

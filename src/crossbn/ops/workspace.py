@@ -15,10 +15,11 @@ from crossbn import functional as C  # the library's F
 from crossbn.functional import Geometry, Settings, Storage, weighting
 from crossbn.functional.sensitivity import counts_by_dimension, jump_over, taps_of_all
 from crossbn.ops import library, reference, types
-from crossbn.ops.library import Unfit, address
+from crossbn.ops.library import Unfit, address, batch_at
 from crossbn.ops.types import NotTheOperatorsOutput, Outcome, PackedStatistics, Past, StepInputs
 
 _GIVEN = 2
+_CHUNK = 256  # see `csrc/library.c`
 _NOT_FINITE, _DONE, _NOT_REMEMBERED, _NOT_THE_OPERATOR = range(4)  # what a step came to, see `csrc/library.c`
 _FIELDS = {"0.rows": "rows", "products": "at", "0.mean_grad": "rows", "mean_at": "at", "0.var_grad": "var_grad"}
 """What compiled code calls the rings that have another name there."""
@@ -29,19 +30,35 @@ def extent_of(shape: torch.Size) -> tuple[int, int, int]:
     return shape[0], shape[1], math.prod(shape[2:])
 
 
+def new_like(x: Tensor, is_last: bool) -> Tensor:
+    """Return a dense tensor for numbers like those of `x`, with the channels last in memory if they are to be."""
+    if is_last:  # not a view, which autograd would not let be changed in place
+        _, c, *sizes = x.shape
+        steps = [c * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        return x.new_empty_strided(x.shape, (c * math.prod(sizes), 1, *steps))
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def dense(x: Tensor, is_last: bool) -> Tensor:
+    """Return `x` so that its numbers are next to each other in that order."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if is_last else x.contiguous()
+
+
 class Results(types.Layout):
     """Where the results of a step lie that reads so many remembered ones, and what backward is told of them."""
 
-    def __init__(self, shape: torch.Size, storage: Storage, rings: Mapping[str, Tensor], steps: int) -> None:
+    def __init__(
+        self, shape: torch.Size, is_last: bool, storage: Storage, rings: Mapping[str, Tensor], steps: int
+    ) -> None:
         super().__init__(types.result_shapes(storage, rings, steps, 1, False))
         geometry = storage.geometries[0]
         channels, size, samples = shape[1], geometry.patch_size, types.samples_in(rings)
         of_kernel = geometry.in_channels // geometry.groups, *geometry.kernel
-        self.shape, self.coefficients = shape, steps * samples * channels
+        self.shape, self.is_last, self.coefficients = shape, is_last, steps * samples * channels
         self.weight = (channels, size) if geometry.transposed else (channels, *of_kernel)
         has_rest = isinstance(storage, C.GradientStorage)
         structure = library.structures["extent", None]
-        self._extent = structure(*extent_of(shape), steps, samples, geometry.groups, size, has_rest)
+        self._extent = structure(*extent_of(shape), steps, samples, geometry.groups, size, has_rest, is_last)
         self.pointer = ctypes.byref(self._extent)
 
 
@@ -65,7 +82,7 @@ class Workspace:
         self._memory: Any = library.structures["memory", x.dtype]()
         self._structures = (*map(ctypes.byref, (self._batch, self._memory, self._tables)),)
         self._functions = library.functions[x.dtype]
-        self._results: dict[int, Results] = {}
+        self._results: dict[tuple[int, bool], Results] = {}
         self._today = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
         self._today_places = self._today[0].data_ptr(), self._today[1].data_ptr()
         self._batch.n, self._batch.c, self._batch.s = extent_of(x.shape)
@@ -106,7 +123,8 @@ class Workspace:
         tables = self._tables
         patch = tables.y_channels * math.prod(tables.k)
         samples = tables.amount * (2 * tables.c + patch) if of_gradients else 0
-        return max(patch + (tables.k[0] * tables.k[1] + 2) * tables.size[2] * self._threads, 2 * tables.c + samples)
+        lines = (tables.k[0] * tables.k[1] + 2) * tables.size[2], (math.prod(tables.k) + tables.k[2] + 1) * _CHUNK
+        return max(patch + max(lines) * self._threads, 2 * tables.c + samples)
 
     def is_for(self, inputs: StepInputs, storage: Storage | None, settings: Settings) -> bool:
         """Tell whether it is for such a step."""
@@ -132,8 +150,11 @@ class Workspace:
         if geometry.transposed or self._is_activated:
             # It lives as long as its address is needed.
             weight = C.flatten_weight(weight.detach(), geometry, bias).contiguous()
-        batch.x, memory.y = address(x, dtype, x_shape, dense=False), address(y, dtype, y_shape, dense=False)
-        batch.x_stride, memory.y_stride = x.stride()[0], y.stride()[0]
+        elif not weight.is_contiguous():
+            weight = weight.detach().contiguous()
+        batch.x, batch.x_stride, batch.x_place = batch_at(x, dtype, x_shape)
+        memory.y, memory.y_stride, memory.y_place = batch_at(y, dtype, y_shape)
+        is_last = batch.x_place != 0
         memory.weight = address(weight, dtype, weight.shape)
         if weight.numel() != x_shape[1] * memory.i:
             raise Unfit
@@ -144,7 +165,7 @@ class Workspace:
             batch.gamma, batch.beta = address(gamma, dtype, vector), address(beta, dtype, vector)
             batch.running_mean, batch.running_var = address(mean, dtype, vector), address(var, dtype, vector)
             batch.num_batches_tracked = address(tracked, torch.int64, ())
-            today, output = self._today, torch.empty_like(x, memory_format=torch.contiguous_format)
+            today, output = self._today, new_like(x, is_last)
             batch.output, (batch.today_mean, batch.today_var) = output.data_ptr(), self._today_places
         else:
             batch.output = batch.running_mean = None
@@ -155,8 +176,8 @@ class Workspace:
         if settings.rate != 1:
             relative = C.weights_by_age(steps, num_steps % slots, settings.rate, dtype, x.device).relative
             batch.step_weights = None if relative is None else relative.data_ptr()
-        if (results := self._results.get(steps)) is None:
-            results = self._results[steps] = Results(x_shape, storage, self._rings, steps)
+        if (results := self._results.get((steps, is_last))) is None:
+            results = self._results[steps, is_last] = Results(x_shape, is_last, storage, self._rings, steps)
         packed, remember = x.new_empty(results.size), inputs.remember
         latest = None
         if settings.prior is not None and steps:

@@ -10,6 +10,7 @@ from crossbn import ops
 from crossbn.lab import check
 from crossbn.lab.check import correctness, speed
 from crossbn.lab.check.finding import Finding
+from crossbn.lab.records import Record
 
 CPU = torch.device("cpu")
 
@@ -39,9 +40,9 @@ def test_reading_a_value_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(inputs, *rest)  # type: ignore[arg-type]  # as given
 
     monkeypatch.setattr(ops.reference, "step", reading)
-    record = check.run(CPU, checks={"synchronizations": correctness.synchronizations})
-    assert record.wrong == ["synchronizations"]
-    assert "meta" in record.findings["synchronizations"].sentence
+    found = check.run(CPU, checks={"synchronizations": correctness.synchronizations})
+    assert check.failed(found) == ["synchronizations"]
+    assert "meta" in found["synchronizations"].sentence
 
 
 def test_graphs_are_of_cuda() -> None:
@@ -62,13 +63,21 @@ def test_verdict_and_record() -> None:
 
     told: list[str] = []
     fine = {"one": lambda _: Finding(True, "well"), "two": lambda _: Finding(None, "not here")}
-    record = check.run(CPU, told.append, fine)
+    found = check.run(CPU, told.append, fine)
     assert told == ["one", "two"]
-    assert not record.wrong
-    assert record.verdict.endswith("; two: not on this device.")
-    record = check.run(CPU, checks={**fine, "three": broken})
-    assert record.wrong == ["three"]
-    read = json.loads(record.to_json())
-    assert read["findings"]["three"] == {"passed": False, "sentence": "RuntimeError: no such kernel", "values": {}}
-    assert read["verdict"].startswith("Something is wrong on cpu")
-    assert read["versions"]["torch"] == torch.__version__
+    assert not check.failed(found)
+    assert check.verdict(found, "cpu").endswith("; two: not on this device.")
+    found = check.run(CPU, checks={**fine, "three": broken})
+    assert check.failed(found) == ["three"]
+    read = Record.from_json(check.to_record(found, "cpu").to_json())
+    assert (read.kind, read.settings) == ("check", {"device": "cpu"})
+    broken_one = read.values["findings"]["three"]
+    assert broken_one == {"passed": False, "sentence": "RuntimeError: no such kernel", "values": {}}
+    assert read.values["verdict"].startswith("Something is wrong on cpu")
+    assert read.environment["versions"]["torch"] == torch.__version__
+
+
+def test_earlier_lines_are_read() -> None:
+    line = {"kind": "check", "device": "cpu", "findings": {}, "verdict": "All is right.", "versions": {"torch": "2.8"}}
+    read = Record.from_json(json.dumps({**line, "machine": {}, "commit": ""}))
+    assert (read.kind, read.settings, read.values["verdict"]) == ("check", {"device": "cpu"}, "All is right.")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from crossbn import convert_
-from crossbn.lab.cost.flops import Flops, StepFlops, count_step
+from crossbn.lab.cost.flops import StepFlops, count_step
+from crossbn.lab.cost.records import Flops
 from crossbn.ops import library
 
 BATCH, IN, OUT, PIXELS = 2, 3, 8, 10 * 10

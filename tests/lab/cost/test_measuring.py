@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 import crossbn
-from crossbn.lab.cost import CaseError, Flops, measure
-from crossbn.lab.cost.norms import put_norm_, take_norms_out_
+from crossbn.lab.cost import CaseError, Flops
+from crossbn.lab.cost.factory import put_norm_, take_norms_out_
+from crossbn.lab.cost.measuring import measure
 from tests.lab.cost.handmade import case, tiny_network
 
 E = 2 * 8 * 16, 2 * 4 * 16  # elements of the two norms

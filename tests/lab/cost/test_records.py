@@ -1,54 +1,78 @@
-import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from crossbn.lab.cost import Case, CostRecord, append_records, find_baseline, read_records, surroundings
-from crossbn.lab.records import RecordError
+from crossbn.lab import environment
+from crossbn.lab.cost import Case, CostRecord, find_baseline
+from crossbn.lab.cost.records import read
+from crossbn.lab.records import Record, RecordError, append
+from crossbn.nn import NORMS, Settings
 from tests.lab.cost.handmade import case, records
 
 
 def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
     made = records(case(), gn=1.1, cbn=1.2) + records(case(positions=None, compile=True), cbn=1.3)
     path = tmp_path / "records.jsonl"
-    append_records(path, made[:3])
-    append_records(path, made[3:])
-    assert read_records(path) == made
-    assert read_records(tmp_path / "none.jsonl") == []
+    append(path, [record.record() for record in made[:3]])
+    append(path, [record.record() for record in made[3:]])
+    assert read(path) == made
+    assert read(tmp_path / "none.jsonl") == []
 
 
-def test_a_line_is_flat_and_says_what_it_was_measured_with() -> None:
-    line = json.loads(records(case(), cbn=1.2)[2].to_json())
-    assert (line["model"], line["batch_size"], line["norm"], line["threads"]) == ("tiny", 2, "cbn", 1)
-    assert line["timings"]["train"]["ratio"] == 1.2
-    assert line["versions"].keys() == {"crossbn", "torch", "python"}
-    assert line["machine"]["processor"]
-    assert line["precision"] == {"rounds": 6, "tolerance": 1e9, "max_seconds": 120.0}
+def test_a_record_says_what_it_was_measured_with() -> None:
+    record = records(case(), cbn=1.2)[2].record()
+    assert (record.kind, record.name, record.seed) == ("cost", "tiny, input 3x6x6, batch 2, window 3, CBN", 0)
+    told = record.settings
+    assert (told["model"], told["batch_size"], told["norm"], told["threads"]) == ("tiny", 2, "cbn", 1)
+    assert told["precision"] == {"rounds": 6, "tolerance": 1e9, "max_seconds": 120.0}
+    assert record.values["timings"]["train"]["ratio"] == 1.2
+    assert record.environment["versions"].keys() == {"crossbn", "torch", "python"}
+    assert record.environment["machine"]["processor"]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{}", '"words"', records(case())[0].to_json().replace('"peak', '"pike')])
+def test_committed_lines_are_read_and_written_anew() -> None:
+    """They have the shape in which settings and values stood side by side."""
+    path = Path(__file__).parents[3] / "benchmarks" / "resnet50" / "records.jsonl"
+    found = read(path)
+    assert [record.name for record in found] == ["BN", "GN", "CBN"]
+    assert str(found[2].case) == "resnet50, input 3x224x224, batch 4, window 4"
+    assert found[2].history_bytes > 0
+    assert [CostRecord.of(Record.from_json(each.record().to_json())) for each in found] == found
+
+
+WHOLE = records(case())[0].record().to_json()
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '"words"', WHOLE.replace('"peak', '"pike')])
 def test_other_lines_are_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "records.jsonl"
-    append_records(path, records(case())[:1])
+    append(path, [records(case())[0].record()])
     with path.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(RecordError, match=r"line 2 of .*records\.jsonl is not a record of costs"):
-        read_records(path)
+    with pytest.raises(RecordError, match=r"line 2 of .*records\.jsonl is not a record of c"):
+        read(path)
 
 
-def test_answers_the_same_question_in_the_same_surroundings() -> None:
+def test_answers_the_same_question_in_the_same_environment() -> None:
     record = records(case())[0]
     assert record.answers(case())
     assert not record.answers(case(batch_size=3))
     assert not record.answers(case(threads=2))
-    other: list[CostRecord] = [
-        replace(record, versions={**record.versions, "torch": "1.0"}),
-        replace(record, machine={"processor": "abacus"}),
-        replace(record, commit="other"),
-    ]
-    assert not any(each.answers(case()) for each in other)
+    for part in ({"versions": {"torch": "1.0"}}, {"machine": {"processor": "abacus"}}, {"commit": "other"}):
+        assert not replace(record, environment={**record.environment, **part}).answers(case())
+
+
+def test_defaults_are_the_library_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Case` does not import it, so that a finished measurement is found without torch."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    told = Case("resnet18", (3, 64, 64), 4, 2)
+    assert told.threads == 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    assert Case("resnet18", (3, 64, 64), 4, 2).threads == environment.usable_cores()
+    assert told.positions == Settings.positions
+    assert {*told.norms} <= {*NORMS}
 
 
 def test_names_and_baseline() -> None:
@@ -63,7 +87,6 @@ def test_names_and_baseline() -> None:
     "wrong",
     [
         {"norms": ("gn", "cbn")},
-        {"norms": ("bn", "xn")},
         {"norms": ("bn", "bn")},
         {"input_shape": ()},
         {"input_shape": (3, 0)},
@@ -91,8 +114,8 @@ def test_commit_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path
         subprocess.run(["git", "-C", str(tmp_path), *author, *words], check=True, capture_output=True)
 
     def commit() -> str:
-        surroundings.commit.cache_clear()
-        return surroundings.commit()
+        environment.commit.cache_clear()
+        return environment.commit()
 
     monkeypatch.setattr("crossbn.__file__", str(package / "__init__.py"))
     try:
@@ -113,4 +136,4 @@ def test_commit_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path
         (package / "deeper").mkdir()
         assert commit() == ""
     finally:
-        surroundings.commit.cache_clear()
+        environment.commit.cache_clear()

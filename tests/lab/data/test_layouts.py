@@ -53,12 +53,11 @@ def test_reads_every_layout(
     path = write(name, layout, tmp_path / name if inner else tmp_path, monkeypatch)
     found = find(name, tmp_path)
     assert found.path == path
-    assert found.slow == (layout in ("batches", "rows", "mosaics"))
     for train, expected in make_parts(name).items():
         assert_same(found.read(train), expected)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist", "digits", "imagenet"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist", "imagenet"])
 def test_finds_nothing_where_nothing_is(name: str, tmp_path: Path) -> None:
     dataset = DATASETS[name]
     assert find_in(tmp_path, dataset) is None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from crossbn.compat import ensure_torchvision
 from crossbn.lab.data import DATASETS, DataSet, Pictures
+from crossbn.lab.data.drawing import Draw
 from crossbn.lab.data.store import Parts
 
 TEST_IMAGES = 4
@@ -76,6 +77,18 @@ def _dump(path: Path, content: object) -> str:
 
 def _split(pictures: Pictures, files: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return pictures.images.chunk(files), pictures.classes.chunk(files)
+
+
+def draw(*numbers: int, seed: int = 0) -> Draw:
+    """Return what asks for the images of these numbers."""
+    return Draw(torch.tensor(numbers), seed)
+
+
+def write_black_and_white(folder: Path, size: tuple[int, int]) -> None:
+    """Write a black image of one class and a white one of another, "black" and "white"."""
+    for name, level in (("black", 0), ("white", 255)):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", size, (level,) * 3).save(folder / name / "image.png")
 
 
 def write_idx(folder: Path, parts: Parts, ending: str = ".gz") -> None:

@@ -1,12 +1,13 @@
-"""Results of classification runs that nobody trained."""
+"""Records of classification runs that nobody trained."""
 
 from collections.abc import Callable
 
 from crossbn.lab.experiments.experiment import Experiment, Scale
-from crossbn.lab.experiments.tasks import Result, Task
+from crossbn.lab.records import Record, Task
+from tests.lab.experiments.handmade import record_of
 
 
-def result(task: Task, accuracy: float, test_images: int = 200) -> Result:
+def result(task: Task, accuracy: float, test_images: int = 200) -> Record:
     """A run that ends at `accuracy`, half of that at the first of two points, in training 0.1 above."""
     curve = [
         {
@@ -18,12 +19,12 @@ def result(task: Task, accuracy: float, test_images: int = 200) -> Result:
         for epoch in (1, 2)
     ]
     values = {"accuracy": accuracy, "test_images": test_images, "curve": curve, "seconds_per_step": 0.01}
-    return Result(task, values, 1.0)
+    return record_of(task, values)
 
 
 def results_of(
     experiment: Experiment, accuracy: Callable[[Task], float], seeds: int = 2, scale: Scale = Scale.SMALL
-) -> list[Result]:
+) -> list[Record]:
     """All runs of an experiment."""
     return [result(task, accuracy(task)) for task in experiment.configs(scale, seeds)]
 

@@ -1,17 +1,30 @@
-"""Runs and records that nobody trained."""
+"""Runs and records that nobody trained, most of them the demo's."""
 
-from crossbn.lab.experiments.records import Point, Record, Run
+from typing import Any
+
+from crossbn.lab.experiments.experiment import Values
+from crossbn.lab.records import Record, Task
 
 
-def run(norm: str = "cbn", batch_size: int = 2, seed: int = 0, window: int = 8) -> Run:
-    name = f"{norm.upper()} at batch {batch_size}"
-    settings = {"epochs": 2, "train_images": 40, "learning_rate": 0.1, "momentum": 0.9}
-    return Run("demo", name, norm, batch_size, window if norm == "cbn" else 1, seed, settings)
+def record_of(task: Task, values: Values, seconds: float = 1.0) -> Record:
+    """Return the record of a run with these values."""
+    return Record(task.kind, task.name, task.seed, task.settings, {**values, "seconds": seconds})
+
+
+def run(norm: str = "cbn", batch_size: int = 2, seed: int = 0, window: int = 8) -> Task:
+    told = {"norm": norm, "batch_size": batch_size, "window": window if norm == "cbn" else 1}
+    settings = {**told, "epochs": 2, "train_images": 40, "learning_rate": 0.1, "momentum": 0.9}
+    return Task("demo", f"{norm.upper()} at batch {batch_size}", seed, settings)
 
 
 def record(*accuracies: float, norm: str = "cbn", batch_size: int = 2, seed: int = 0, seconds: float = 3.0) -> Record:
-    curve = tuple(Point(1.0 + epoch, accuracy) for epoch, accuracy in enumerate(accuracies))
-    return Record(run(norm, batch_size, seed), curve, test_images=200, seconds=seconds)
+    return finished(run(norm, batch_size, seed), *accuracies, seconds=seconds)
+
+
+def finished(task: Task, *accuracies: float, seconds: float = 3.0, test_images: int = 200) -> Record:
+    curve = [{"epoch": 1.0 + epoch, "test_accuracy": accuracy} for epoch, accuracy in enumerate(accuracies)]
+    values: dict[str, Any] = {"accuracy": accuracies[-1], "curve": curve, "test_images": test_images}
+    return record_of(task, values, seconds)
 
 
 def three_norms() -> list[Record]:

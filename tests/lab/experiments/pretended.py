@@ -1,16 +1,19 @@
 """An experiment that computes nothing, in the shape of a module."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, UnavailableError
-from crossbn.lab.experiments.rows import Spread
-from crossbn.lab.experiments.tasks import News, Result, Task, Values, by_name
+from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, UnavailableError, Values
+from crossbn.lab.experiments.table import list_rows
+from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.records import Record, Task
+from tests.lab.experiments.handmade import record_of
 
-TITLE = "Numbers out of thin air"
-ALONE = False
-MEASURES: tuple[Measure, ...] = (Measure("number", "number"), Measure("square", "square", ".0f"))
+title = "Numbers out of thin air"
+alone = False
+scales = (Scale.SMALL, Scale.FULL)
+measures: tuple[Measure, ...] = (Measure("number", "number"), Measure("square", "square", ".0f"))
 
 
 def configs(scale: Scale, seeds: int | None = None) -> list[Task]:
@@ -31,8 +34,8 @@ def check(tasks: Sequence[Task]) -> None:
         raise UnavailableError("large numbers are not in the folder")
 
 
-def work(task: Task, watch: Callable[[News], None], folder: Path | None = None) -> Values:
-    watch(News(0.5, "half way"))
+def work(task: Task, watch: Watch, folder: Path | None = None, /) -> Values:
+    watch(Progress(0.5, "half way"))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoint").write_text("half way")
@@ -40,16 +43,17 @@ def work(task: Task, watch: Callable[[News], None], folder: Path | None = None) 
     return {"number": number, "square": number**2, "process": os.getpid()}
 
 
-def rows(results: Sequence[Result]) -> list[Comparison]:
-    return [
-        Comparison(
-            name,
-            {key: Spread.of([result.values[key] for result in seeds]) for key in ("number", "square")},
-            {"square": 4.0} if name == "two" else {},
-        )
-        for name, seeds in by_name(results).items()
-    ]
+def rows(records: Sequence[Record]) -> list[Comparison]:
+    def numbers(record: Record) -> dict[str, float | None]:
+        return {key: record.values[key] for key in ("number", "square")}
+
+    return list_rows(records, numbers, known={"two": {"square": 4.0}})
 
 
 def notes(scale: Scale) -> list[str]:
     return [f"Made up, {scale.value}."]
+
+
+def finished(task: Task, seconds: float = 0.5) -> Record:
+    """Return the record of a run, done here."""
+    return record_of(task, work(task, lambda _: None), seconds)

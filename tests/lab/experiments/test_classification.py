@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from crossbn.lab import data as datasets
 from crossbn.lab.data import DataError
 from crossbn.lab.experiments import classification
 from crossbn.lab.experiments.cells import Cell, cbn, exact, plain
-from crossbn.lab.experiments.classification import check, describe, make_tasks, recipe_of, scale_of, settings_of, work
+from crossbn.lab.experiments.classification import check, make_tasks, recipe_of, scale_of, settings_of, work
 from crossbn.lab.experiments.classification_estimates import estimate_seconds
 from crossbn.lab.experiments.experiment import Scale, UnavailableError
-from crossbn.lab.experiments.tasks import News, Task
 from crossbn.lab.fidelity.bound import ExactWindow
+from crossbn.lab.progress import Progress
 from crossbn.lab.recipes import classification as recipes
-from crossbn.lab.recipes.classification import Outcome, Point, Progress, Recipe
+from crossbn.lab.recipes.classification import Machine, Outcome, Point, Recipe
+from crossbn.lab.recipes.classification import Progress as Told
+from crossbn.lab.records import Task
 from tests.lab.experiments.classified import result
 
 
@@ -52,11 +53,10 @@ def test_norms_of_one_step_are_told_no_window() -> None:
 
 def test_runs_are_filed_together_and_once() -> None:
     tasks = make_tasks([cbn(2), plain("bn", 16), cbn(16), cbn(2, 8)], Scale.SMALL, 2)
-    assert [(task.experiment, task.name, task.seed) for task in tasks] == [
+    assert [(task.kind, task.name, task.seed) for task in tasks] == [
         *(("classification", "CBN, batch 2, window 8", seed) for seed in (0, 1)),
         *(("classification", "BN, batch 16", seed) for seed in (0, 1)),
     ]
-    assert [len(make_tasks([cbn(2)], scale)) for scale in Scale] == [3, 3, 1]
     assert {recipe_of(task).seed for task in tasks} == {0, 1}
 
 
@@ -104,18 +104,19 @@ def test_a_pooled_head_is_one_linear_layer() -> None:
 def test_work_trains_the_recipe_and_returns_its_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[Recipe, Path | None]] = []
 
-    def train(recipe: Recipe, folder: Path | None, watch: Callable[[Any], None]) -> Outcome:
+    def train(recipe: Recipe, folder: Path | None, watch: Callable[[Any], None], machine: Machine) -> Outcome:
+        assert machine.keep_going  # a training that diverges is a result, too
         asked.append((recipe, folder))
-        watch(Progress(0.5, "loss 1.234"))
+        watch(Told(0.5, "loss 1.234"))
         watch(Point(1.0, 1.2, 0.4, 0.5))
         return Outcome(recipe, (Point(1.0, 1.2, 0.4, 0.5), Point(2.0, 1.0, 0.6, 0.7)), 300, 9.0, 0.02)
 
     monkeypatch.setattr(recipes, "train", train)
-    news: list[News] = []
+    news: list[Progress] = []
     task = task_of(cbn(2))
     values = work(task, news.append, tmp_path / "run")
     assert asked == [(recipe_of(task), tmp_path / "run")]
-    assert news == [News(0.5, "loss 1.234")]
+    assert news == [Progress(0.5, "loss 1.234")]
     assert (values["accuracy"], values["test_images"], values["seconds_per_step"]) == (0.7, 300, 0.02)
     assert values["curve"][1] == {"epoch": 2.0, "train_loss": 1.0, "train_accuracy": 0.6, "test_accuracy": 0.7}
 
@@ -125,7 +126,7 @@ def test_work_trains_the_recipe_and_returns_its_curve(monkeypatch: pytest.Monkey
 def test_a_real_run_that_is_interrupted_goes_on_bit_for_bit(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crossbn.lab.recipes.classification.clock._SECONDS_BETWEEN_NEWS", 0.0)  # news of every step
+    monkeypatch.setattr("crossbn.lab.recipes.clock._SECONDS_BETWEEN_NEWS", 0.0)  # news of every step
     changes = {"data": "digits", "train_images": 80, "test_images": 40, "epochs": 2, "points": 4}
     task = task_of(replace(cell, changes=changes))
     whole = work(task, lambda _: None)
@@ -133,13 +134,13 @@ def test_a_real_run_that_is_interrupted_goes_on_bit_for_bit(
     assert whole["accuracy"] == whole["curve"][-1]["test_accuracy"]
     assert whole["test_images"] == 40
 
-    def interrupt(news: News) -> None:
+    def interrupt(news: Progress) -> None:
         if news.share > 0.6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         work(task, interrupt, tmp_path / "run")
-    news: list[News] = []
+    news: list[Progress] = []
     assert work(task, news.append, tmp_path / "run")["curve"] == whole["curve"]
     assert news[0].share > 0.5  # it did not begin again
 
@@ -152,7 +153,7 @@ def test_what_is_missing_is_told_before_anything_starts(monkeypatch: pytest.Monk
         if name == "cifar10":
             raise DataError("CIFAR-10 is nowhere")
 
-    monkeypatch.setattr(datasets, "load_pictures", load)
+    monkeypatch.setattr(classification, "load_pictures", load)
     digits = Cell("bn", 4, changes={"data": "digits"}, prefix="digits: ")
     check([task_of(digits), task_of(digits)])
     assert looked == [("digits", True), ("digits", False)]
@@ -183,10 +184,3 @@ def test_settings_are_all_in_the_task() -> None:
     told = {**settings, "seed": 0}
     left_out = {"validate", "reparametrize", "accumulate", "precision", "switch_norm", "switch_epoch", "switch_options"}
     assert recipe_of(task_of(cbn(2))).settings().keys() - left_out <= told.keys()
-
-
-def test_what_was_done_is_described() -> None:
-    small, full = map(describe, (Scale.SMALL, Scale.FULL))
-    assert "CIFAR-10" in small[0]
-    assert "100 epochs" in full[0]
-    assert "question mark" in small[-1]

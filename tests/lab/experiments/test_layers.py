@@ -4,27 +4,28 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from crossbn.convert import cross_iteration_norms
 from crossbn.lab.data import DATASETS, FOLDER_VARIABLE
-from crossbn.lab.experiments import layers
 from crossbn.lab.experiments.experiment import Scale, UnavailableError
-from crossbn.lab.experiments.pictures import CLASSES
-from crossbn.lab.experiments.tasks import News, Result, Task
+from crossbn.lab.experiments.layers import Layers, build_model
 from crossbn.lab.experiments.two_layer import TwoLayerSegment
+from crossbn.lab.progress import Progress
+from crossbn.lab.records import Record, Task
+from tests.lab.data.tiny import write_black_and_white
 
+layers = Layers()
 NAMES = ["BN", "CBN, no compensation", "CBN, one layer", "CBN, two layers"]
 
 
-def finished(name: str, seed: int, accuracy: float, seconds_per_step: float) -> Result:
+def finished(name: str, seed: int, accuracy: float, seconds_per_step: float) -> Record:
     values = {"accuracy": accuracy, "test_images": 797, "final_loss": 0.5, "seconds_per_step": seconds_per_step}
-    return Result(Task("layers", name, seed, {}), values, 1.0)
+    return Record("layers", name, seed, {}, {**values, "seconds": 1.0})
 
 
 def shortened(task: Task, **changes: Any) -> Task:
-    return Task(task.experiment, task.name, task.seed, {**task.settings, **changes})
+    return Task(task.kind, task.name, task.seed, {**task.settings, **changes})
 
 
 def test_runs_differ_in_their_norm_alone() -> None:
@@ -53,12 +54,12 @@ def test_rows_are_norms_with_the_seeds_pooled() -> None:
     assert two.ours["accuracy"] == pytest.approx((95, None))
     assert two.ours["loss"].mean == 0.5
     assert not two.paper
-    assert {measure.name for measure in layers.MEASURES} == two.ours.keys()
+    assert {measure.name for measure in layers.measures} == two.ours.keys()
 
 
 def test_two_layers_reach_every_norm_of_the_chain_but_the_first() -> None:
     two = layers.configs(Scale.SMALL)[3]
-    norms = cross_iteration_norms(layers.build_model(two.settings)).values()
+    norms = cross_iteration_norms(build_model(two.settings)).values()
     assert [isinstance(norm.segments[0], TwoLayerSegment) for norm in norms] == [False, True, True, True]
 
 
@@ -66,7 +67,7 @@ def test_equal_seeds_give_equal_weights_and_the_norm_asked_for() -> None:
     models = []
     for task in layers.configs(Scale.SMALL):
         torch.manual_seed(task.seed)
-        models.append(layers.build_model(task.settings))
+        models.append(build_model(task.settings))
     weights = [nn.utils.parameters_to_vector(model.parameters()) for model in models]
     assert all(torch.equal(each, weights[0]) for each in weights)
     assert not cross_iteration_norms(models[0])
@@ -77,7 +78,7 @@ def test_equal_seeds_give_equal_weights_and_the_norm_asked_for() -> None:
 def test_a_real_run_of_each_norm() -> None:
     values = []
     for task in layers.configs(Scale.SMALL):
-        news: list[News] = []
+        news: list[Progress] = []
         values.append(layers.work(shortened(task, steps=3), news.append))
         assert [each.share for each in news] == pytest.approx([1 / 3, 2 / 3, 1])
         assert news[-1].phrase == f"loss {values[-1]['final_loss']:.3f}"
@@ -99,19 +100,12 @@ def test_the_paper_s_training_needs_imagenet(tmp_path: Path, monkeypatch: pytest
     tasks = layers.configs(Scale.FULL)
     with pytest.raises(UnavailableError, match=f"ImageNet is not in {tmp_path}/imagenet/train"):
         layers.check(tasks)
-    monkeypatch.setitem(CLASSES, "imagenet", 2)
     monkeypatch.setitem(DATASETS, "imagenet", replace(DATASETS["imagenet"], classes=2))
-    _write_images(tmp_path / "imagenet" / "train")
+    write_black_and_white(tmp_path / "imagenet" / "train", (40, 36))
     with pytest.raises(UnavailableError, match=f"ImageNet is not in {tmp_path}/imagenet/val"):
         layers.check(tasks)
-    _write_images(tmp_path / "imagenet" / "val")
+    write_black_and_white(tmp_path / "imagenet" / "val", (40, 36))
     layers.check(tasks)
     values = layers.work(shortened(tasks[0], image_size=32, batch_size=2, steps=1), lambda _: None)
     assert values["test_images"] == 2
     assert values["accuracy"] in (0, 0.5, 1)
-
-
-def _write_images(folder: Path) -> None:
-    for name, colour in (("black", 0), ("white", 255)):
-        (folder / name).mkdir(parents=True)
-        Image.new("RGB", (40, 36), (colour,) * 3).save(folder / name / "image.png")

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import crossbn
-from crossbn import nn as cnn
 from crossbn.lab.experiments.two_layer import extend_
-from tests.nn.test_oracle import functional_form
 from tests.reference.cross_iteration import ReferenceNorm
 from tests.reference.two_layers import DeepReferenceNorm, Parameters, TwoLayers
+from tests.support import functional_form, move_, norm_of
 
 Case = tuple[Callable[[], nn.Module], nn.Module, Callable[[], nn.Module], tuple[int, ...]]
 
@@ -72,12 +71,6 @@ def batch(case: str, size: int) -> Tensor:
     return torch.randn(size, *NETWORKS[case][3], dtype=torch.float64) + 0.3
 
 
-def norm_of(model: nn.Module, name: str = "4") -> cnn.CrossIterBatchNorm:
-    norm = model.get_submodule(name)
-    assert isinstance(norm, cnn.CrossIterBatchNorm)
-    return norm
-
-
 def reference_for(model: nn.Sequential, **options: Any) -> TwoLayers:
     between = copy.deepcopy(model[2])
     if isinstance(between, nn.ReLU):
@@ -101,12 +94,6 @@ def twins(model: nn.Sequential) -> tuple[list[Tensor], Parameters, Parameters]:
     return list(copies.values()), of(0), of(3)
 
 
-def move_(model: nn.Module, jump: float) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=jump)
-
-
 def assert_near(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10 * max(1.0, float(want.detach().abs().max())))
 
@@ -127,7 +114,7 @@ def check(case: str, jump: float = 0.05, **options: Any) -> None:
         wanted = torch.autograd.grad(expected, [reference_in, *parameters], direction)
         for got, want in zip(grads, wanted, strict=True):
             assert_near(got, want)
-        move_(model, jump)
+        move_(model.parameters(), jump)
 
 
 @pytest.mark.parametrize("backward", ["through", "detached"])
@@ -161,7 +148,7 @@ def error_of(layers: int, step: float) -> float:
             weight.add_(torch.randn_like(weight), alpha=step)
         z = F.batch_norm(model[0](y), None, None, model[1].weight, model[1].bias, True)  # type: ignore[arg-type]
         x = F.conv2d(model[2](z), model[3].weight, None, (1, 2), (2, 1))  # type: ignore[arg-type]
-    past = norm_of(model).segments[0].past()
+    past = norm_of(model, "4").segments[0].past()
     var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     return float((past.compensated_mean[0] - mean).norm() + (past.compensated_var[0] - var).norm())
 
@@ -184,7 +171,7 @@ def test_unchanged_weights_are_exact() -> None:
     for size in (3, 2, 4, 3):
         y = batch(case, size)
         assert torch.equal(two(y), one(y))
-    past = norm_of(two).segments[0].past()
+    past = norm_of(two, "4").segments[0].past()
     torch.testing.assert_close(past.compensated_mean, past.mean, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(past.compensated_var, past.var, rtol=1e-12, atol=1e-14)
 
@@ -212,7 +199,7 @@ def test_gradients_of_backward_are_those_of_one_pass() -> None:
     for size in (3, 2):
         model(batch(case, size))
         assert all(parameter.grad is None for parameter in model.parameters())
-        move_(model, 0.05)
+        move_(model.parameters())
     twin = copy.deepcopy(model)
     y = batch(case, 3)
     model(y).square().sum().backward()

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn.lab.experiments.two_layer import extend_
-from tests.lab.experiments.test_two_layer import assert_near, batch, move_, network, norm_of
+from tests.lab.experiments.test_two_layer import assert_near, batch, network
+from tests.support import history_of, move_
 
 
 def test_resume() -> None:
@@ -18,7 +19,7 @@ def test_resume() -> None:
     torch.manual_seed(2)
     for size in (3, 2, 4):
         model(batch(case, size))
-        move_(model, 0.05)
+        move_(model.parameters())
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "history": crossbn.history_state(model)}, file)
     file.seek(0)
@@ -43,7 +44,7 @@ def test_replaced_weights_are_forgotten() -> None:
     case = "conv, relu"
 
     def remembered(model: nn.Sequential) -> int:
-        return int(norm_of(model).segments[0].history.num_steps)
+        return int(history_of(model, "4").num_steps)
 
     model = network(case)
     model(batch(case, 3))
@@ -66,30 +67,30 @@ def test_converting_again() -> None:
     model(batch(case, 3))
     crossbn.convert_(model, window=3, positions=None, invalid="drop", weights="equal")
     extend_(model)
-    assert int(norm_of(model).segments[0].history.num_steps) == 1  # kept
+    assert int(history_of(model, "4").num_steps) == 1  # kept
     crossbn.set_window_(model, 2)
     model(batch(case, 3))
     with pytest.raises(ValueError, match="4: two layers are compensated with order=1, got order=2"):
         crossbn.convert_(model, window=3, order=2)
     crossbn.revert_(model)
     crossbn.convert_(model, window=3, positions=None)
-    assert "1.mean_grad" not in norm_of(model).segments[0].history.rings
+    assert "1.mean_grad" not in history_of(model, "4").rings
     assert not [hook for hook in model[0]._load_state_dict_post_hooks.values() if "TwoLayer" in repr(hook)]
     assert not model[4]._forward_pre_hooks
     model(batch(case, 3))
     extend_(model)
-    assert "1.mean_grad" in norm_of(model).segments[0].history.rings
+    assert "1.mean_grad" in history_of(model, "4").rings
 
 
 def test_without_gradients_nothing_is_remembered() -> None:
     case = "conv, relu"
     model = network(case)
     model(batch(case, 3))
-    move_(model, 0.05)
+    move_(model.parameters())
     y = batch(case, 2)
     with torch.no_grad():
         looked = model(y)
-    assert int(norm_of(model).segments[0].history.num_steps) == 1
+    assert int(history_of(model, "4").num_steps) == 1
     assert_near(looked, model(y))
 
 
@@ -119,8 +120,8 @@ def test_autocast_and_narrow_history() -> None:
         out.float().square().sum().backward()
         for each in (model, wide):
             torch.manual_seed(seed)
-            move_(each, 0.02)
-    history = norm_of(model).segments[0].history
+            move_(each.parameters(), 0.02)
+    history = history_of(model, "4")
     assert history["1.mean_grad"].dtype == torch.bfloat16
     assert history["mean_at"].dtype == torch.float32
 
@@ -139,7 +140,7 @@ def test_gradients_that_are_not_finite_are_not_remembered() -> None:
     two[2] = Root()
     out = two(second)
     assert out.isfinite().all()
-    assert int(norm_of(two).segments[0].history.num_steps) == 1
+    assert int(history_of(two, "4").num_steps) == 1
     one(first)
     one[2] = Root()
     assert torch.equal(out, one(second))  # pooled all the same

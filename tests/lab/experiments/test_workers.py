@@ -1,34 +1,35 @@
 import multiprocessing
 import os
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
-from crossbn.lab.experiments.records import Point, Record, Run
 from crossbn.lab.experiments.workers import WorkerError, run_all
-from tests.lab.experiments.handmade import record, run
+from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.records import Record, Task
+from tests.lab.experiments.handmade import finished, run
 
 
-def pretend(task: Run, watch: Callable[[Point], None]) -> Record:
-    """Report the process instead of a result."""
-    watch(Point(1.0, 0.5))
-    return record(os.getpid(), seed=task.seed)
+def pretend(task: Task, watch: Watch) -> Record:
+    """Report the process instead of a result, and whether it may have processes of its own."""
+    watch(Progress(0.5, "half way"))
+    return finished(task, os.getpid(), seconds=float(multiprocessing.current_process().daemon))
 
 
-def vanish(_: Run, __: Callable[[Point], None]) -> Record:
+def vanish(_: Task, __: Watch) -> Record:
     os._exit(3)
 
 
-def test_points_then_records_of_every_run_from_other_processes() -> None:
+def test_progress_then_records_of_every_run_from_other_processes() -> None:
     runs = [run(seed=seed) for seed in range(5)]
     events = list(run_all(pretend, runs, processes=2))
     for each in runs:
-        point, result = [news for task, news in events if task == each]
-        assert point == Point(1.0, 0.5)
-        assert isinstance(result, Record)
-        assert result.run == each
-        assert result.accuracy != os.getpid()
+        progress, record = [news for task, news in events if task == each]
+        assert progress == Progress(0.5, "half way")
+        assert isinstance(record, Record)
+        assert record.key == each.key
+        assert record.values["accuracy"] != os.getpid()
+        assert not record.values["seconds"]
     assert multiprocessing.active_children() == []
 
 

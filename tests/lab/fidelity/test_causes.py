@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import crossbn
-from crossbn.lab.fidelity import FidelityProbe
-from crossbn.lab.fidelity.causes import ALL, CAUSES, NORMS_BEFORE, OWN_WEIGHTS, WEIGHTS_BEFORE, average_causes
+from crossbn.lab.fidelity.probe import FidelityProbe
+from crossbn.lab.fidelity.records import ALL, CAUSES, NORMS_BEFORE, OWN_WEIGHTS, WEIGHTS_BEFORE, average_causes
 from crossbn.lab.report.fidelity_table import cause_table
 from tests.lab.fidelity.networks import batch, network, trainer
 

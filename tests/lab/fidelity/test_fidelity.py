@@ -1,13 +1,15 @@
 """What the probe finds, against brute force."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK, FidelityProbe, FidelityRecord, fidelity
+from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK, FidelityRecord
+from crossbn.lab.fidelity.probe import FidelityProbe, fidelity
 from crossbn.lab.fidelity.runs import find_runs
 from crossbn.nn import CrossIterBatchNorm
 from tests.lab.fidelity.networks import BATCH, batch, network, train, trainer
@@ -33,12 +35,12 @@ def look(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
 def test_errors_are_those_of_brute_force(order: int) -> None:
     model = network(window=3, order=order)
     copied = copy.deepcopy(model)
-    probe = FidelityProbe(model, every=5)
+    probe = FidelityProbe(model, every=4)
     train_step, seen, found = trainer(model), [], []
-    for step in range(6):
+    for step in range(5):
         found = probe.step(batch(step))
-        assert bool(found) == (step == 5)
-        if step < 5:
+        assert bool(found) == (step == 4)
+        if step < 4:
             copied.load_state_dict(model.state_dict())
             crossbn.load_history_state(copied, crossbn.history_state(model))
             seen.append(look(copied, batch(step)))
@@ -46,21 +48,21 @@ def test_errors_are_those_of_brute_force(order: int) -> None:
     plain = copy.deepcopy(model)
     crossbn.revert_(plain)
     # Two norms: what the second reads depends on what the first has pooled, the window of that step.
-    windows = {s: torch.cat([batch(i) for i in range(max(1, s - 2), s + 1)]) for s in (1, 2, 3, 4)}
+    windows = {s: torch.cat([batch(i) for i in range(max(0, s - 2), s + 1)]) for s in range(4)}
     again = {s: {n: x[-BATCH:] for n, x in look(plain, together).items()} for s, together in windows.items()}
     keys = [(r.step, r.layer, r.age, r.truth) for r in found]
-    assert keys == [(5, n, age, truth) for n in LAYERS for truth in (SAME_LAYER, WHOLE_NETWORK) for age in (1, 2)]
+    assert keys == [(4, n, age, truth) for n in LAYERS for truth in (SAME_LAYER, WHOLE_NETWORK) for age in (1, 2)]
     for record in found:
-        norm, conv, old = model[int(record.layer)], model[LAYERS[record.layer]], seen[5 - record.age]
+        norm, conv, old = model[int(record.layer)], model[LAYERS[record.layer]], seen[4 - record.age]
         assert isinstance(norm, CrossIterBatchNorm)
         assert isinstance(conv, nn.Conv2d)
         past = norm.segments[0].past()
         bias = torch.zeros(()) if conv.bias is None or order == 0 else conv.bias.detach()
         with torch.no_grad():
             if record.truth == SAME_LAYER:
-                everything = [conv(seen[i][str(LAYERS[record.layer])]) for i in (3, 4)]
+                everything = [conv(seen[i][str(LAYERS[record.layer])]) for i in (2, 3)]
             else:
-                everything = [again[s][record.layer] for s in (1, 2, 3, 4)]
+                everything = [again[s][record.layer] for s in range(4)]
         true_mean, true_var = moments(everything[-record.age])
         scale = moments(torch.cat(everything))[1] + 1e-5
         naive_mean, naive_var = moments(old[record.layer])
@@ -86,17 +88,41 @@ def records_of(model: nn.Module, steps: int, lr: float, every: int = 4) -> list[
     return fidelity(model, [batch(step) for step in range(steps)], trainer(model, lr), every=every)
 
 
-def test_frozen_weights_have_no_error() -> None:
-    records = records_of(network(window=3), 9, lr=0.0)
+STEP_WEIGHTS: list[dict[str, Any]] = [{"weights": "equal"}, {"weights": "auto"}, {"weights": "equal", "decay": 0.5}]
+
+
+@pytest.mark.parametrize("weights", STEP_WEIGHTS)
+def test_frozen_weights_have_no_error(weights: dict[str, Any]) -> None:
+    """The second norm's input depends on how the first one weighed the steps: exactly that is done again."""
+    records = records_of(network(window=3, **weights), 9, lr=0.0)
     assert len(records) == 2 * 2 * 2 * 2
     assert all(max(errors_of(r)) < 1e-5 for r in records)
     assert all((r.fidelity.explained_mean, r.fidelity.explained_var) == (0.0, 0.0) for r in records)
     assert all(r.fidelity.batch_noise is not None and r.fidelity.batch_noise > 0.01 for r in records)
 
 
-def test_burn_in_is_taken_into_account() -> None:
+@pytest.mark.parametrize("weights", STEP_WEIGHTS)
+def test_deep_networks_go_back_further_than_what_is_kept(weights: dict[str, Any]) -> None:
+    """What a norm pooled depends on what those before it pooled at each of these steps, and so on back."""
+    layers = [(nn.Conv2d(4 if i else 2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for i in range(6)]
+    model = nn.Sequential(*(module for layer in layers for module in layer), nn.Flatten(), nn.Linear(256, 3))
+    crossbn.convert_(model, window=3, **weights)
+    records = records_of(model, 25, lr=0.0, every=12)
+    assert {r.layer for r in records} == {str(1 + 3 * i) for i in range(6)}
+    assert max(max(errors_of(r)) for r in records) < 1e-4
+
+
+def test_batches_of_other_sizes_weigh_as_much_as_they_did() -> None:
+    model = network(window=3, weights="auto")
+    batches = [batch(step)[: 1 + step % 3] for step in range(9)]
+    records = fidelity(model, batches, trainer(model, 0.0), every=4)
+    assert max(max(errors_of(r)) for r in records) < 1e-5
+
+
+@pytest.mark.parametrize("weights", STEP_WEIGHTS)
+def test_burn_in_is_taken_into_account(weights: dict[str, Any]) -> None:
     """Frozen again: at the first steps after burn-in, norms pooled less than the window."""
-    records = records_of(network(window=4, burn_in=2), 6, lr=0.0, every=1)
+    records = records_of(network(window=4, burn_in=2, **weights), 6, lr=0.0, every=1)
     assert {(r.step, r.age) for r in records} == {(3, 1), (4, 1), (4, 2), (5, 1), (5, 2), (5, 3)}
     assert all(max(errors_of(r)) < 1e-5 for r in records)
 

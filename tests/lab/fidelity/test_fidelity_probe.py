@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import crossbn
-from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK, FidelityProbe
+from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK
+from crossbn.lab.fidelity.probe import FidelityProbe
 from tests.lab.fidelity.networks import batch, network, train, trainer
 
 

@@ -1,14 +1,16 @@
 """Recommendations and averages of records with chosen numbers."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK, Fidelity, FidelityRecord, recommend
-from crossbn.lab.fidelity.fidelity_records import append_records, read_records
-from crossbn.lab.fidelity.grouping import by_age, by_layer, by_progress
-from crossbn.lab.records import RecordError
+from crossbn.lab import records
+from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK, CauseRecord, Fidelity, FidelityRecord, read, recommend
+from crossbn.lab.fidelity.recommendation import verdict
+from crossbn.lab.fidelity.records import average_causes, by_age, by_layer, by_progress, found_values
+from crossbn.lab.records import Record, RecordError, append
 
 
 def record(
@@ -110,11 +112,48 @@ def test_progress_in_parts(parts: int | None, expected: list[int]) -> None:
     assert list(by_progress(records, parts)) == expected
 
 
-def test_records_survive_the_file(tmp_path: Path) -> None:
-    path, records = tmp_path / "records.jsonl", training([0.1, 0.2], [0.3, 0.4])
-    append_records(path, records[:1])
-    append_records(path, records[1:])
-    assert read_records(path) == records
+def test_a_run_survives_the_file(tmp_path: Path) -> None:
+    path, found = tmp_path / "records.jsonl", training([0.1, 0.2], [0.3, 0.4])
+    run = Record("diagnose", "tiny", 0, {"window": 3}, found_values(found, CAUSED, {"bn9": "it does not run"}))
+    append(path, [run, run])
+    assert read(path) == 2 * found
+    (first, _) = records.read(path)
+    assert CauseRecord.of(first) == CAUSED
+    assert first.values["left_out"] == {"bn9": "it does not run"}
     path.write_text("{}\n")
     with pytest.raises(RecordError, match=f"line 1 of {path} is not a record"):
-        read_records(path)
+        read(path)
+
+
+def test_lines_of_one_layer_and_age_are_read(tmp_path: Path) -> None:
+    """As they were written before."""
+    errors = {"naive_mean_error": 0.1, "compensated_mean_error": 0.05, "naive_var_error": 0.2}
+    errors |= {"compensated_var_error": 0.1, "invalid": 0.0, "explained_mean": 0.5, "explained_var": 0.5}
+    line = {"step": 10, "layer": "bn1", "age": 2, "truth": "same layer", "channels": 8, **errors, "batch_noise": None}
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{json.dumps(line)}\n")
+    assert read(path) == [FidelityRecord(10, "bn1", 2, SAME_LAYER, Fidelity(8, 0.1, 0.05, 0.2, 0.1, None, 0.0))]
+
+
+CAUSED = [
+    CauseRecord(10, f"bn{layer}", 1, cause, 8, layer / 100, round(error + layer / 100, 2))
+    for layer in range(5)
+    for cause, error in {"own weights": 0.1, "weights before": 0.2, "norms before": 0.3, "all": 0.5}.items()
+]
+
+
+def test_causes_by_depth() -> None:
+    assert list(average_causes(CAUSED)) == ["bn0", "bn1", "bn2", "bn3", "bn4"]
+    assert average_causes(CAUSED)["bn3"]["own weights"] == pytest.approx((0.03, 0.13))
+    halves = average_causes(CAUSED, parts=2)
+    assert list(halves) == ["bn0 to bn2", "bn3 to bn4"]
+    assert halves["bn3 to bn4"]["all"] == pytest.approx((0.035, 0.535))
+    assert list(average_causes(CAUSED, parts=9)) == list(average_causes(CAUSED))
+
+
+def test_verdict_names_the_largest_cause() -> None:
+    found = verdict(training(*[[0.1]] * 4), CAUSED, window=2)
+    assert found.startswith("Window 2 serves: ")
+    expected = "Remembered variances are 52.0% off those that the same images have in one large batch, mostly because "
+    assert found.endswith(f"{expected}the norms before pooled other batches then (32.0%).")
+    assert verdict([], [], window=2).startswith("No recommendation: there is nothing to recommend from")

@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 from crossbn.lab.fidelity import SAME_LAYER, WHOLE_NETWORK, Fidelity, FidelityRecord
-from crossbn.lab.report.fidelity_figure import plot_fidelity
-from crossbn.lab.report.fidelity_table import advice, caption, fidelity_tables
+from crossbn.lab.report.fidelity_section import plot_fidelity
+from crossbn.lab.report.fidelity_table import caption, fidelity_tables
 from crossbn.lab.report.figure import save_png
 
 
@@ -52,12 +52,6 @@ def test_caption_says_what_was_left_out() -> None:
     assert "2 measurements. Left out: bn2, same layer, bn3, same layer: it is fed by a sum. window 3." in text
     assert "A measurement, made between two training steps, compares all steps that are remembered then." in text
     assert " 1 measurement. window 3." in caption(records()[:1], {}, {"window": "3"})
-
-
-def test_advice_or_why_there_is_none() -> None:
-    assert advice(records(), 3, 0).startswith("Too little was measured to rely on: 2 measurements where it takes 4. ")
-    alone = [record for record in records() if record.truth == SAME_LAYER]
-    assert advice(alone, 3, 0).startswith("No recommendation: there is nothing to recommend from: no layer")
 
 
 def test_a_panel_for_each_grouping() -> None:

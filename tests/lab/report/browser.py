@@ -34,6 +34,8 @@ addEventListener("load", () => {{
       width: frame.contentWindow.innerWidth,
       scroll_width: inside.documentElement.scrollWidth,
       scrolling_tables: all(".wide").filter(box => box.scrollWidth > box.clientWidth).length,
+      without_cue: all(".wide").filter(box => box.scrollWidth > box.clientWidth)
+        .filter(box => !box.previousElementSibling.matches(".more") || !seen(box.previousElementSibling)).length,
       tables: all("table").filter(seen).length,
       figures: all("figure").filter(seen).length,
       drawings: all("svg").filter(seen).map(svg => svg.viewBox.baseVal.width),

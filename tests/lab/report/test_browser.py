@@ -12,7 +12,7 @@ from crossbn.lab.report.folder import make_page
 from tests.lab.experiments import pretended
 from tests.lab.report import on_disk
 from tests.lab.report.browser import DARK, measure, open_in_browser
-from tests.lab.report.test_svg import panels
+from tests.lab.report.test_picture import panels
 
 pytestmark = pytest.mark.slow
 PHONE, DESK = 360, 1200
@@ -49,13 +49,14 @@ def test_nothing_sticks_out(seen: Seen) -> None:
         assert facts["scroll_width"] <= width
         assert facts["outside"] == 0
     assert seen.phone["scrolling_tables"] > 0, "else nothing was tried"
+    assert seen.phone["without_cue"] == 0, "a cue says that there is more"
     assert seen.desk["scrolling_tables"] == 0
 
 
 def test_everything_is_there(seen: Seen) -> None:
     assert seen.console == ["measured"]
     for facts in (seen.phone, seen.desk):
-        assert (facts["tables"], facts["figures"], facts["loaded"]) == (14, 5, 0)
+        assert (facts["tables"], facts["figures"], facts["loaded"]) == (15, 5, 0)
         assert len(facts["drawings"]) == 5, "one of the two drawings of each figure"
         for number in ("94.0 ± 1.0", "2.50 ± 0.71", "49.0 ± 1.4", "1.50 ± 0.01", "20.0 → 10.0"):
             assert number in facts["text"]

@@ -3,22 +3,9 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from crossbn.lab.experiments.demo import rows
-from crossbn.lab.report.demo_table import caption, cells
 from crossbn.lab.report.page import TABLE_WIDTH, Page, Section
 from crossbn.lab.report.table import Table
-from tests.lab.experiments.handmade import three_norms
 from tests.lab.report.reader import Reader
-
-
-def test_cells_are_the_numbers_rounded() -> None:
-    table = [cells(row) for row in rows(three_norms())]
-    assert table == [
-        ("BN at batch 32", "", "3", "95.0 ± 1.0", "3.0"),
-        ("BN at batch 2", "", "3", "41.0 ± 4.0", "3.0"),
-        ("CBN at batch 2", "8", "3", "94.0 ± 1.0", "3.0"),
-    ]
-    assert caption(rows(three_norms())).startswith("Accuracy on 200 test images at the end of training")
 
 
 def drawing() -> Figure:
@@ -79,6 +66,30 @@ def test_a_section_that_is_the_page_has_no_second_headline() -> None:
     assert reader.text.count("First") == 2  # of the window and of the page
     other = Reader(Page("Other", [section()]).html())
     assert other.tags["h2"] == 1
+
+
+def test_what_the_numbers_are_is_said_once() -> None:
+    long, short = "Times are medians. " * 10, "The paper has no such table."
+    parts = [Section(name, notes=[long, short, f"Of {name}, see `reproduce cost`."]) for name in ("one", "two")]
+    source = Page("All", parts).html()
+    text = Reader(source).text
+    assert text.count(long.strip()) == 1
+    assert text.count(short) == 2, "a short sentence is about its own table"
+    assert (text.count("Of one, see"), text.count("Of two, see")) == (1, 1)
+    assert "see <code>reproduce cost</code>." in source
+    assert source.count("<h2>What the numbers are</h2>") == 1
+    assert source.count('<a href="#numbers">') == 3, "in the contents and in both sections"
+    alone = Page("Other", parts[:1]).html()
+    assert alone.count("What the numbers are</h3>") == 1
+    assert "#numbers" not in alone
+
+
+def test_a_table_too_wide_for_a_phone_says_so() -> None:
+    numbers = ("1.234 ± 0.567",) * 4
+    narrow, wide = (Table("", ("", *("a" * count)), (("name", *numbers[:count]),)) for count in (2, 4))
+    sources = [Page("a", [Section("b", tables=[table])]).html() for table in (narrow, wide)]
+    assert [source.count('class="more"') for source in sources] == [0, 1]
+    assert (narrow.least_width, wide.least_width) == (33, 61)
 
 
 def test_equal_pages_are_equal_files() -> None:

@@ -26,7 +26,6 @@ RIGHT: list[tuple[str, dict[str, Any], type[nn.Module], dict[str, Any]]] = [
     ("ln", {"eps": 0.5}, nn.GroupNorm, {"num_groups": 1, "eps": 0.5}),
     ("gn", {}, nn.GroupNorm, {"num_groups": 16}),
     ("gn", {"groups": 12, "momentum": 0.5}, nn.GroupNorm, {"num_groups": 12}),
-    ("gn", {"groups": 5}, nn.GroupNorm, {"num_groups": 1}),
     ("kn", {"gain": 0.95}, cnn.KalmanNorm, {"gain": 0.95}),
     ("naive_cbn", {"window": 3}, cnn.CrossIterBatchNorm2d, {}),
     ("cbn", {"dims": None}, cnn.CrossIterBatchNorm, {}),
@@ -52,8 +51,10 @@ def test_order_of_cross_iteration_norms() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("batchnorm", {}, ValueError, "no norm is called 'batchnorm'; there are bn, sync_bn, "),
-        ("wn", {}, ValueError, "no norm is called 'wn'"),
+        ("batchnorm", {}, ValueError, "there is no norm 'batchnorm': there are bn, sync_bn, "),
+        ("wn", {}, ValueError, "there is no norm 'wn'"),
+        ("gn", {"groups": 5}, ValueError, "8 channels cannot be in 5 groups: give a divisor"),
+        ("gn", {"group": 4}, TypeError, "Group Normalization: there is no option 'group': did you mean groups"),
         *[(name, {"dims": 4}, ValueError, "dims must be 1, 2, 3 or None for any, got 4") for name in CONTRACT],
         *[(name, {"colour": 1}, TypeError, "colour") for name in CONTRACT],
         ("kn", {"gain": 0.0}, ValueError, "gain must be above 0 and at most 1, got 0.0"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import torch
 
+from crossbn.lab import environment
 from crossbn.lab.check.correctness import captured, operators, synchronizations
 from crossbn.lab.check.finding import Finding
 from crossbn.lab.check.speed import cost, launches
-from crossbn.lab.cost import surroundings
+from crossbn.lab.records import Record
 
 CHECKS: dict[str, Callable[[torch.device], Finding]] = {
     "operators against the reference": operators,
@@ -22,49 +22,11 @@ CHECKS: dict[str, Callable[[torch.device], Finding]] = {
 }
 
 
-@dataclass(frozen=True)
-class CheckRecord:
-    """What was found, to be kept or sent.
-
-    Attributes:
-        device: where.
-        findings: by the name of the check.
-        versions: of the software.
-        machine: what it computes with.
-        commit: of the source; "" if unknown.
-    """
-
-    device: str
-    findings: dict[str, Finding]
-    versions: dict[str, str] = field(default_factory=surroundings.versions)
-    machine: dict[str, str] = field(default_factory=dict)
-    commit: str = field(default_factory=surroundings.commit)
-
-    @property
-    def wrong(self) -> list[str]:
-        """The checks that have failed."""
-        return [name for name, finding in self.findings.items() if finding.passed is False]
-
-    @property
-    def verdict(self) -> str:
-        """One sentence."""
-        where = self.machine.get("accelerator") or self.machine.get("processor") or self.device
-        if self.wrong:
-            return f"Something is wrong on {self.device} ({where}): {', '.join(self.wrong)}."
-        left = [name for name, finding in self.findings.items() if finding.passed is None]
-        rest = f"; {', '.join(left)}: not on this device" if left else ""
-        return f"All is right on {self.device} ({where}){rest}."
-
-    def to_json(self) -> str:
-        """Return the record as one line."""
-        return json.dumps({"kind": "check", **asdict(self), "verdict": self.verdict})
-
-
 def run(
     device: torch.device,
     watch: Callable[[str], None] = lambda _: None,
     checks: Mapping[str, Callable[[torch.device], Finding]] = CHECKS,
-) -> CheckRecord:
+) -> dict[str, Finding]:
     """Do all checks on a device; `watch` is told the name of each before it begins.
 
     A check that raises has failed: whatever it was is what the owner of the device wants to know.
@@ -77,4 +39,29 @@ def run(
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
             findings[name] = Finding(False, f"{type(error).__name__}: {first}")
-    return CheckRecord(str(device), findings, machine=surroundings.machine(str(device)))
+    return findings
+
+
+def failed(findings: Mapping[str, Finding]) -> list[str]:
+    """Return the names of the checks that have failed."""
+    return [name for name, finding in findings.items() if finding.passed is False]
+
+
+def verdict(findings: Mapping[str, Finding], device: str) -> str:
+    """Return one sentence on what was found on a device."""
+    machine = environment.machine(device)
+    where = machine.get("accelerator") or machine["processor"]
+    if wrong := failed(findings):
+        return f"Something is wrong on {device} ({where}): {', '.join(wrong)}."
+    left = [name for name, finding in findings.items() if finding.passed is None]
+    rest = f"; {', '.join(left)}: not on this device" if left else ""
+    return f"All is right on {device} ({where}){rest}."
+
+
+def to_record(findings: Mapping[str, Finding], device: str) -> Record:
+    """Return what was found, to be kept or sent."""
+    values = {
+        "findings": {name: asdict(finding) for name, finding in findings.items()},
+        "verdict": verdict(findings, device),
+    }
+    return Record("check", device, 0, {"device": device}, values, environment.stamp(device))

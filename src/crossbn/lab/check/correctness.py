@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import crossbn
 from crossbn import ops
 from crossbn.lab.check.finding import Finding
-from crossbn.lab.cost.models import find_model
+from crossbn.lab.models import find_model
 
 TOLERANCE = 2e-3
 """Of what has come of a few steps in float32, relative to the largest value."""

@@ -13,8 +13,8 @@ import crossbn
 from crossbn import ops
 from crossbn.lab.check.finding import Finding
 from crossbn.lab.cost.memory import peak_above_start
-from crossbn.lab.cost.models import find_model
 from crossbn.lab.cost.timing import Precision, Timing, clock_of, interleave
+from crossbn.lab.models import find_model
 from crossbn.schedules import window_for
 
 MOST_LAUNCHES = 20

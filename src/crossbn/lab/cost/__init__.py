@@ -1,26 +1,10 @@
-"""Time, memory and FLOPs of a model with one norm and another, measured side by side."""
+"""Time, memory and FLOPs of a model with one norm and another, measured side by side.
 
-from crossbn.lab.cost.cases import Case, CaseError
-from crossbn.lab.cost.flops import Flops, count_step
-from crossbn.lab.cost.measuring import measure
-from crossbn.lab.cost.memory import peak_above_start
-from crossbn.lab.cost.models import find_model
-from crossbn.lab.cost.records import CostRecord, append_records, find_baseline, read_records
-from crossbn.lab.cost.timing import Precision, Timing, interleave
+What is imported here does not import torch; `crossbn.lab.cost.measuring` measures.
+"""
 
-__all__ = [
-    "Case",
-    "CaseError",
-    "CostRecord",
-    "Flops",
-    "Precision",
-    "Timing",
-    "append_records",
-    "count_step",
-    "find_baseline",
-    "find_model",
-    "interleave",
-    "measure",
-    "peak_above_start",
-    "read_records",
-]
+from crossbn.lab.cost.cases import BASELINE, WINDOWED, Case, CaseError
+from crossbn.lab.cost.records import CostRecord, Flops, find_baseline
+from crossbn.lab.cost.timing import Precision, Timing
+
+__all__ = ["BASELINE", "WINDOWED", "Case", "CaseError", "CostRecord", "Flops", "Precision", "Timing", "find_baseline"]

@@ -23,14 +23,14 @@ weights, pooling, the gradient through the compensation.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from crossbn.lab.cost.records import Flops
 from crossbn.ops import library
 
 _PER_RESULT = {
@@ -55,30 +55,8 @@ _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_no
 _TRAINING = 5  # place of the flag among the arguments of all of them
 
 
-@dataclass(frozen=True)
-class Flops:
-    """Counts of a training step.
-
-    Attributes:
-        forward: of the forward pass.
-        backward: of the backward pass.
-    """
-
-    forward: int
-    backward: int
-
-    def __sub__(self, other: "Flops") -> "Flops":
-        return Flops(self.forward - other.forward, self.backward - other.backward)
-
-
-@dataclass(frozen=True)
-class StepFlops:
-    """Counts of a training step by kind.
-
-    Attributes:
-        products: convolutions and matrix products.
-        elementwise: everything else that is counted.
-    """
+class StepFlops(NamedTuple):
+    """Counts of a training step: convolutions and matrix products, and everything else that is counted."""
 
     products: Flops
     elementwise: Flops
@@ -86,9 +64,7 @@ class StepFlops:
     @property
     def total(self) -> Flops:
         """Both kinds."""
-        return Flops(
-            self.products.forward + self.elementwise.forward, self.products.backward + self.elementwise.backward
-        )
+        return self.products + self.elementwise
 
 
 def count_step(forward: Callable[[], Tensor]) -> StepFlops:

@@ -5,17 +5,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from crossbn.lab.cost import surroundings
+from crossbn.lab import environment
 from crossbn.lab.cost.cases import BASELINE, WINDOWED, Case
-from crossbn.lab.cost.flops import Flops, count_step
-from crossbn.lab.cost.models import Build, find_model
-from crossbn.lab.cost.records import CostRecord
-from crossbn.lab.cost.subject import Subject
+from crossbn.lab.cost.factory import Build, ModelFactory, Variant
+from crossbn.lab.cost.flops import count_step
+from crossbn.lab.cost.records import CostRecord, Flops
+from crossbn.lab.cost.timed_model import TimedModel
 from crossbn.lab.cost.timing import Timing, clock_of, interleave
-from crossbn.lab.cost.workshop import Variant, Workshop
+from crossbn.lab.models import find_model
 
 Watch = Callable[[str], None]
-Subjects = Mapping[Variant, Subject]
+Models = Mapping[Variant, TimedModel]
 
 ENDLESS = 2**31  # steps of a burn-in
 
@@ -40,54 +40,43 @@ def measure(case: Case, build: Build | None = None, watch: Watch = lambda _: Non
         (192, 0, ['burn_in', 'eval', 'folded', 'train'])
     """
     with _threads(case.threads), _room_for_graphs() if case.compile else nullcontext():
-        return _measure(case, Workshop(case, build or find_model(case.model)), watch)
+        return _measure(case, ModelFactory(case, build or find_model(case.model)), watch)
 
 
-def _measure(case: Case, workshop: Workshop, watch: Watch) -> list[CostRecord]:
-    paired_weight_bytes = workshop.paired_weight_bytes()
+def _measure(case: Case, factory: ModelFactory, watch: Watch) -> list[CostRecord]:
+    paired_weight_bytes = factory.paired_weight_bytes()
     watch("building the models")
-    subjects = workshop.subjects()
-    timings = _time_training(case, subjects, workshop, watch)
+    models = factory.variants()
+    timings = _time_training(case, models, factory, watch)
     watch("peak memory")
-    peaks = {variant: subject.peak_bytes() for variant, subject in subjects.items()}
+    peaks = {variant: model.peak_bytes() for variant, model in models.items()}
     watch("counting FLOPs")
-    network, norms = _count(subjects, workshop)
-    for variant, found in _time_inference(case, subjects, watch).items():
+    network, norms = _count(models, factory)
+    for variant, found in _time_inference(case, models, watch).items():
         timings[variant] |= found
-    return [
-        CostRecord(
-            case,
-            variant.norm,
-            variant.compiled,
-            timings[variant],
-            peaks[variant],
-            subject.history_bytes(),
-            paired_weight_bytes,
-            network,
-            norms[variant.norm],
-            machine=surroundings.machine(case.device),
-        )
-        for variant, subject in subjects.items()
-    ]
+    made = environment.stamp(case.device)
+    records = []
+    for variant, model in models.items():
+        sizes = peaks[variant], model.history_bytes(), paired_weight_bytes
+        records.append(CostRecord(case, *variant, timings[variant], *sizes, network, norms[variant.norm], made))
+    return records
 
 
-def _time_training(
-    case: Case, subjects: Subjects, workshop: Workshop, watch: Watch
-) -> dict[Variant, dict[str, Timing]]:
-    burning = {v: workshop.subject(v, ENDLESS) for v in subjects if v.norm in WINDOWED}
-    work = {("train", variant): subject.train_step for variant, subject in subjects.items()}
-    work |= {("burn_in", variant): subject.train_step for variant, subject in burning.items()}
+def _time_training(case: Case, models: Models, factory: ModelFactory, watch: Watch) -> dict[Variant, dict[str, Timing]]:
+    burning = {v: factory.variant(v, ENDLESS) for v in models if v.norm in WINDOWED}
+    work = {("train", variant): model.train_step for variant, model in models.items()}
+    work |= {("burn_in", variant): model.train_step for variant, model in burning.items()}
     baselines = {key: ("train", Variant(BASELINE, key[1].compiled)) for key in work}
     return _time(case, "training", work, baselines, watch)
 
 
-def _time_inference(case: Case, subjects: Subjects, watch: Watch) -> dict[Variant, dict[str, Timing]]:
-    for subject in subjects.values():
-        subject.optimizer.zero_grad(set_to_none=True)
-        subject.model.eval()
-    folded = {variant: subject.folded() for variant, subject in subjects.items()}
-    work = {("eval", variant): subject.infer for variant, subject in subjects.items()}
-    work |= {("folded", variant): subject.infer for variant, subject in folded.items() if subject is not None}
+def _time_inference(case: Case, models: Models, watch: Watch) -> dict[Variant, dict[str, Timing]]:
+    for timed in models.values():
+        timed.optimizer.zero_grad(set_to_none=True)
+        timed.model.eval()
+    folded = {variant: model.folded() for variant, model in models.items()}
+    work = {("eval", variant): model.infer for variant, model in models.items()}
+    work |= {("folded", variant): model.infer for variant, model in folded.items() if model is not None}
     baselines = {}
     for measure_name, variant in work:
         own = (measure_name, Variant(BASELINE, variant.compiled))
@@ -124,14 +113,14 @@ def _within(uncertainty: float | None) -> str:
     return "" if uncertainty is None else f", ± {uncertainty:.1%}"
 
 
-def _count(subjects: Subjects, workshop: Workshop) -> tuple[Flops, dict[str, Flops]]:
+def _count(models: Models, factory: ModelFactory) -> tuple[Flops, dict[str, Flops]]:
     """Return the products of the network without norms, and what each norm adds to its step."""
-    bare = count_step(workshop.without_norms().loss)
+    bare = count_step(factory.without_norms().loss)
     norms = {}
-    for variant, subject in subjects.items():
+    for variant, model in models.items():
         if not variant.compiled:
-            subject.optimizer.zero_grad(set_to_none=True)  # accumulating a gradient is an addition
-            norms[variant.norm] = count_step(subject.loss).total - bare.total
+            model.optimizer.zero_grad(set_to_none=True)  # accumulating a gradient is an addition
+            norms[variant.norm] = count_step(model.loss).total - bare.total
     return bare.products, norms
 
 

@@ -1,17 +1,29 @@
-"""What was measured, as lines of JSON: one for each norm of a case, eager and compiled."""
+"""What was measured: a record for each norm of a case, eager and compiled."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from crossbn.lab.cost import surroundings
+from crossbn.lab import environment
+from crossbn.lab import records as files
 from crossbn.lab.cost.cases import BASELINE, Case
-from crossbn.lab.cost.flops import Flops
 from crossbn.lab.cost.timing import Precision, Timing
-from crossbn.lab.records import append_lines, read_lines
+from crossbn.lab.records import MALFORMED, Record, RecordError
 
-MEASURES = ("train", "burn_in", "eval", "folded")
+
+@dataclass(frozen=True)
+class Flops:
+    """Counts of a training step, forward and backward; `crossbn.lab.cost.flops` has the convention."""
+
+    forward: int
+    backward: int
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(self.forward + other.forward, self.backward + other.backward)
+
+    def __sub__(self, other: "Flops") -> "Flops":
+        return Flops(self.forward - other.forward, self.backward - other.backward)
 
 
 @dataclass(frozen=True)
@@ -31,9 +43,7 @@ class CostRecord:
         paired_weight_bytes: weights of the operators that feed the model's norms.
         network_flops: of convolutions and matrix products of the model without its norms, for the whole batch.
         norm_flops: what the norms add. Both are of the eager step.
-        versions: of the software, by name.
-        machine: what the machine computes with.
-        commit: state of the source; "" if it is not known.
+        environment: software, machine and state of the source, as `crossbn.lab.environment.stamp` has them.
     """
 
     case: Case
@@ -45,9 +55,7 @@ class CostRecord:
     paired_weight_bytes: int
     network_flops: Flops
     norm_flops: Flops
-    versions: Mapping[str, str] = field(default_factory=surroundings.versions)
-    machine: Mapping[str, str] = field(default_factory=lambda: surroundings.machine("cpu"))
-    commit: str = field(default_factory=surroundings.commit)
+    environment: Mapping[str, Any] = field(default_factory=environment.stamp)
 
     @property
     def name(self) -> str:
@@ -56,31 +64,30 @@ class CostRecord:
 
     def answers(self, case: Case) -> bool:
         """Tell whether `case` need not be measured again: this is of it, with the same software and machine."""
-        here = (surroundings.versions(), surroundings.machine(case.device), surroundings.commit())
-        return self.case == case and (self.versions, self.machine, self.commit) == here
+        return self.case == case and self.environment == environment.stamp(case.device)
 
-    def to_json(self) -> str:
-        """Return the record as one line; the case's fields stand beside the others."""
-        own = asdict(self)
-        return json.dumps({**own.pop("case"), **own})
+    def record(self) -> Record:
+        """Return what a file keeps."""
+        found = asdict(self)
+        settings = {**found.pop("case"), "norm": found.pop("norm"), "compiled": found.pop("compiled")}
+        stamp = found.pop("environment")
+        return Record("cost", f"{self.case}, {self.name}", 0, settings, found, stamp)
 
     @classmethod
-    def from_json(cls, line: str) -> "CostRecord":
-        """Return the record that `to_json` turned into `line`.
+    def of(cls, record: Record) -> "CostRecord":
+        """Return what `record()` made the record of.
 
         Raises:
-            ValueError: if the line is not JSON.
-            KeyError: if it lacks a field.
+            KeyError: if a field is missing.
             TypeError: if a field is something else.
         """
-        found = json.loads(line)
-        told = {each.name: found[each.name] for each in fields(Case)}
-        told |= {"input_shape": tuple(told["input_shape"]), "norms": tuple(told["norms"])}
-        told["precision"] = Precision(**told["precision"])
-        own = {each.name: found[each.name] for each in fields(cls) if each.name != "case"}
-        own["timings"] = {name: Timing(**timing) for name, timing in own["timings"].items()}
-        own |= {name: Flops(**own[name]) for name in ("network_flops", "norm_flops")}
-        return cls(Case(**told), **own)
+        told = {each.name: record.settings[each.name] for each in fields(Case)}
+        told |= {name: tuple(told[name]) for name in ("input_shape", "norms")}
+        case = Case(**{**told, "precision": Precision(**told["precision"])})
+        found = dict(record.values)
+        found["timings"] = {name: Timing(**timing) for name, timing in found["timings"].items()}
+        found |= {name: Flops(**found[name]) for name in ("network_flops", "norm_flops")}
+        return cls(case, record.settings["norm"], record.settings["compiled"], **found, environment=record.environment)
 
 
 def find_baseline(record: CostRecord, records: Iterable[CostRecord]) -> CostRecord:
@@ -88,15 +95,16 @@ def find_baseline(record: CostRecord, records: Iterable[CostRecord]) -> CostReco
     return next(r for r in records if (r.case, r.compiled, r.norm) == (record.case, record.compiled, BASELINE))
 
 
-def append_records(path: Path, records: Sequence[CostRecord]) -> None:
-    """Add lines to the file, which need not exist yet."""
-    append_lines(path, records)
-
-
-def read_records(path: Path) -> list[CostRecord]:
+def read(path: Path) -> list[CostRecord]:
     """Return the records of a file, none if there is no such file.
 
     Raises:
-        RecordError: if a line is not a record.
+        RecordError: if a line is something else.
     """
-    return read_lines(path, CostRecord.from_json, "a record of costs")
+    found = []
+    for number, record in enumerate(files.read(path), start=1):
+        try:
+            found.append(CostRecord.of(record))
+        except MALFORMED as error:
+            raise RecordError(f"line {number} of {path} is not a record of costs") from error
+    return found

@@ -1,33 +1,21 @@
 """Cases that stand for many, with what they should come to."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from crossbn.lab.cost.cases import Case
 from crossbn.lab.cost.records import CostRecord
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """CBN relative to BN; None where there is nothing to say.
-
-    Attributes:
-        train: time of a training step with the window full.
-        burn_in: time of a step before the window opens.
-        eval: time of inference.
-        folded: the same with the norms folded away.
-        history: what is remembered, relative to the weights of the operators that feed the norms.
-        peak: memory in use at the height of a training step.
-        folded_to_gn: time of folded inference relative to GN's inference, which nothing folds.
-    """
+class Ratios(NamedTuple):
+    """CBN relative to BN, as `CostRecord` names what is measured; None where there is nothing to say."""
 
     train: float | None = None
     burn_in: float | None = None
     eval: float | None = None
     folded: float | None = None
-    history: float | None = None
+    history: float | None = None  # what is remembered, relative to the weights of the operators that feed the norms
     peak: float | None = None
-    folded_to_gn: float | None = None
+    folded_to_gn: float | None = None  # folded inference, relative to GN's inference, which nothing folds
 
     @classmethod
     def of(cls, cbn: CostRecord, bn: CostRecord, gn: CostRecord | None = None) -> "Ratios":
@@ -40,8 +28,7 @@ class Ratios:
         return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes, folded_to_gn=faster)
 
 
-@dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """A case and the ratios to stay within."""
 
     case: Case

@@ -19,9 +19,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -163,10 +164,11 @@ def interleave(
     return seconds
 
 
-def clock_of(device: torch.device) -> Callable[[], float]:
+def clock_of(device: "torch.device") -> Callable[[], float]:
     """Return a clock that first waits for what the device has still to do."""
     if device.type != "cuda":
         return time.perf_counter
+    import torch
 
     def clock() -> float:
         torch.cuda.synchronize(device)

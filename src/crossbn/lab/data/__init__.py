@@ -1,10 +1,10 @@
 """Data sets by name: looked for in a folder, then in a cache, then downloaded, and checked wherever they come from."""
 
+from crossbn.lab.data.catalogue import DATASETS, names_of
+from crossbn.lab.data.dataset import DataError, DataSet, Pictures, Source
+from crossbn.lab.data.fetching import fetch, load_pictures
 from crossbn.lab.data.imagenet import imagenet_folder
-from crossbn.lab.data.loading import load_pictures
 from crossbn.lab.data.places import FOLDER_VARIABLE, cache_folder, data_folder
-from crossbn.lab.data.records import DataError, DataSet, Pictures, Source
-from crossbn.lab.data.registry import DATASETS
 
 __all__ = [
     "DATASETS",
@@ -15,6 +15,8 @@ __all__ = [
     "Source",
     "cache_folder",
     "data_folder",
+    "fetch",
     "imagenet_folder",
     "load_pictures",
+    "names_of",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crossbn.lab.data.records import DataError, DataSet, Pictures, part_name
+from crossbn.lab.data.dataset import DataError, DataSet, Pictures, part_name
 
 STORE_SUFFIX = ".npz"
 """Of the files that are ours to remove."""
@@ -45,4 +45,4 @@ def check(pictures: Pictures, dataset: DataSet, train: bool, path: Path) -> None
 def _remedy(path: Path, name: str) -> str:
     if path.suffix == STORE_SUFFIX:
         return f"remove it, then `crossbn data get {name}` gets it anew"
-    return "replace what is there, or name another folder with --data"
+    return "replace what is there, or name another folder with --data-folder"

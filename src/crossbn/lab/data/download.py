@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from crossbn.lab.data.dataset import DataError, DataSet, Source
 from crossbn.lab.data.layouts import find_in
-from crossbn.lab.data.records import DataError, DataSet, Source
 from crossbn.lab.data.store import Parts
 
 Watch = Callable[[str, float], None]

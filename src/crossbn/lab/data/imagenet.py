@@ -1,10 +1,10 @@
-"""ImageNet, which is a folder of images for each class: too large to download in passing or to hold in memory."""
+"""Where ImageNet is."""
 
 from pathlib import Path
 
+from crossbn.lab.data.catalogue import DATASETS
+from crossbn.lab.data.dataset import DataError
 from crossbn.lab.data.places import FOLDER_VARIABLE, data_folder
-from crossbn.lab.data.records import DataError
-from crossbn.lab.data.registry import DATASETS
 
 
 def imagenet_folder(train: bool, folder: Path | None = None) -> Path:

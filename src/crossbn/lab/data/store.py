@@ -4,10 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from crossbn.lab.data.checking import STORE_SUFFIX, told
-from crossbn.lab.data.records import Pictures
+from crossbn.lab.data.dataset import Pictures
 
 Parts = dict[bool, Pictures]
 """What to train on under True, what to test on under False."""
@@ -31,7 +29,7 @@ def write_store(path: Path, parts: Parts) -> None:
     arrays: dict[str, Any] = {}
     for train, (images, classes) in parts.items():
         arrays[f"{_NAMES[train]}_images"] = images.numpy()
-        arrays[f"{_NAMES[train]}_classes"] = classes.to(torch.uint8).numpy()
+        arrays[f"{_NAMES[train]}_classes"] = classes.byte().numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
     growing = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -49,6 +47,7 @@ def read_store(path: Path, name: str, train: bool) -> Pictures:
         DataError: if the file is damaged.
     """
     import numpy as np
+    import torch
 
     # np.load would leave a file open that it cannot read.
     with told(path, name), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

@@ -101,15 +101,10 @@ def cbn(
     window = window_for(batch_size) if window is None else window
     if window == 1:
         return plain("bn", batch_size)
-    options: dict[str, Any] = {"order": order} if order == 2 else {}
-    if order and backward != "through":  # without compensation there is nothing to follow
-        options["backward"] = backward
-    if order and positions != DEFAULT:
-        options["positions"] = positions
-    if decay != 1:
-        options["decay"] = decay
-    if weights != "equal":
-        options["weights"] = weights
+    told: dict[str, tuple[Any, Any]] = {"decay": (decay, 1), "weights": (weights, "equal")}  # and what is usual
+    if order:  # without compensation there is nothing to follow
+        told |= {"order": (order, 1), "backward": (backward, "through"), "positions": (positions, DEFAULT)}
+    options = {name: value for name, (value, usual) in told.items() if value != usual}
     return Cell("cbn" if order else "naive_cbn", batch_size, window, options, burn_in)
 
 

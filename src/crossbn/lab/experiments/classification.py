@@ -6,21 +6,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
+from crossbn.lab.data import DATASETS, DataError, imagenet_folder, load_pictures
 from crossbn.lab.experiments.cells import CROSS_ITERATION, Cell
-from crossbn.lab.experiments.experiment import Scale, UnavailableError
-from crossbn.lab.experiments.tasks import News, Result, Task, Values
-from crossbn.lab.fidelity.bound import ExactWindow
+from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
+from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.records import Task
 
-if TYPE_CHECKING:  # the training engine takes seconds to import
-    from crossbn.lab.recipes.classification import Point, Progress, Recipe
+if TYPE_CHECKING:  # they take seconds to import
+    from torch import nn
 
-EXPERIMENT = "classification"
+    from crossbn.lab.recipes.classification import Point, Recipe
+
+KIND = "classification"
 """What the runs of all these tables are filed under: the same training is done once."""
-SEEDS = {Scale.SMALL: 3, Scale.MEDIUM: 3, Scale.FULL: 1}
-BATCH_SIZE = {Scale.SMALL: 2, Scale.MEDIUM: 2, Scale.FULL: 4}
-"""Where norms are compared in everything but the batch size."""
 POSITIONS = {Scale.SMALL: 128, Scale.MEDIUM: 128, Scale.FULL: None}
 """The library's own choice, and the paper's."""
 _RECIPE = {"momentum": 0.9, "weight_decay": 1e-4}
@@ -35,14 +33,10 @@ _SETTINGS: dict[Scale, dict[str, Any]] = {
 }
 
 
-def make_tasks(cells: Iterable[Cell], scale: Scale, seeds: int | None = None) -> list[Task]:
+def make_tasks(cells: Iterable[Cell], scale: Scale, seeds: int) -> list[Task]:
     """Return the runs of cells, each once."""
     named = {cell.name: cell for cell in cells}
-    return [
-        Task(EXPERIMENT, name, seed, settings_of(cell, scale))
-        for name, cell in named.items()
-        for seed in range(seeds or SEEDS[scale])
-    ]
+    return [Task(KIND, name, seed, settings_of(cell, scale)) for name, cell in named.items() for seed in range(seeds)]
 
 
 def settings_of(cell: Cell, scale: Scale) -> dict[str, Any]:
@@ -59,9 +53,9 @@ def settings_of(cell: Cell, scale: Scale) -> dict[str, Any]:
     }
 
 
-def scale_of(results: Sequence[Result]) -> Scale:
-    """Return the scale that results are of."""
-    told: list[Any] = [result.task.settings for result in results]
+def scale_of(records: Sequence[Task]) -> Scale:
+    """Return the scale that records are of."""
+    told: list[Any] = [record.settings for record in records]
     if any(each["data"] == "imagenet" for each in told):
         return Scale.FULL
     epochs = _SETTINGS[Scale.MEDIUM]["epochs"]
@@ -75,8 +69,6 @@ def check(tasks: Sequence[Task]) -> None:
     of_timm = [task.settings["norm"] for task in tasks if task.settings["norm"] in ("evonorm_s0", "frn_tlu")]
     if of_timm and find_spec("timm") is None:
         raise UnavailableError(f"{of_timm[0]} is timm's: pip install timm")
-    from crossbn.lab.data import DataError, imagenet_folder, load_pictures
-
     for data in dict.fromkeys(task.settings["data"] for task in tasks):
         try:
             for train in (True, False):
@@ -88,8 +80,6 @@ def check(tasks: Sequence[Task]) -> None:
 
 def count_images(data: str, wanted: int | None, train: bool = True) -> int:
     """Return how many images a run trains or tests on."""
-    from crossbn.lab.data import DATASETS
-
     return wanted or (DATASETS[data].train_images if train else DATASETS[data].test_images)
 
 
@@ -111,13 +101,17 @@ def recipe_of(task: Task) -> "Recipe":
     return Recipe(**settings, seed=task.seed, wrap=wrap)
 
 
-def _revisit(network: nn.Module, recipe: "Recipe", gradient: str, window: int) -> nn.Module:
+def _revisit(network: "nn.Module", recipe: "Recipe", gradient: str, window: int) -> "nn.Module":
+    from crossbn.lab.fidelity.bound import ExactWindow
+
     steps_per_epoch = count_images(recipe.data, recipe.train_images) // recipe.batch_size
     return ExactWindow(network, window, gradient=gradient, burn_in=round(recipe.burn_in_epochs * steps_per_epoch))
 
 
-def pool_head(network: nn.Module, _: "Recipe | None" = None) -> nn.Module:
+def pool_head(network: "nn.Module", _: "Recipe | None" = None) -> "nn.Module":
     """Replace VGG's three large linear layers, which no norm is among, by a mean over space and the last, smaller."""
+    from torch import nn
+
     classifier = network.classifier
     assert isinstance(classifier, nn.Sequential)
     last = classifier[-1]
@@ -127,52 +121,17 @@ def pool_head(network: nn.Module, _: "Recipe | None" = None) -> nn.Module:
     return network
 
 
-def work(task: Task, watch: Callable[[News], None], folder: Path | None = None) -> Values:
+def work(task: Task, watch: Watch, folder: Path | None = None) -> Values:
     """Train, or go on with a training that left a checkpoint in the folder."""
-    from crossbn.lab.recipes.classification import Progress, train
+    from crossbn.lab.recipes.classification import Machine, train
 
     def tell(news: "Point | Progress") -> None:
         if isinstance(news, Progress):
-            watch(News(news.share, news.phrase))
+            watch(news)
 
-    outcome = train(recipe_of(task), folder, tell)
+    # A training that diverges is a result of a table, too.
+    outcome = train(recipe_of(task), folder, tell, Machine(keep_going=True))
     return {
         **{"accuracy": outcome.accuracy, "test_images": outcome.test_images},
         **{"curve": [point._asdict() for point in outcome.curve], "seconds_per_step": outcome.seconds_per_step},
     }
-
-
-def describe(scale: Scale) -> list[str]:
-    """Say how the trainings of all tables were done, and how their differences are written."""
-    if scale is Scale.FULL:
-        setting = (
-            "ResNet-18 on ImageNet, with the paper's recipe: SGD, momentum 0.9, weight decay 1e-4, a learning rate of "
-            "0.1 * N / 32 at a batch of N that falls along a cosine in 100 epochs; cross-iteration norms begin with 25 "
-            "epochs of BN and look at all positions. One process: N images are a step, where the paper averages "
-            "gradients over several GPUs of N images each. This has not been run by those who wrote it."
-        )
-    elif scale is Scale.MEDIUM:
-        setting = (
-            "Medium scale: a residual network of 8 layers, 16 to 64 channels wide, learns 10,000 images of CIFAR-10 "
-            "in 8 epochs: SGD, momentum 0.9, weight decay 1e-4, a learning rate in proportion to the batch that "
-            "falls along a cosine. Cross-iteration norms have no burn-in. Images are neither cropped nor mirrored. "
-            "All 10,000 test images are tested on."
-        )
-    else:
-        setting = (
-            "Small scale: a residual network of 8 layers, 16 to 64 channels wide, learns 4,000 images of CIFAR-10 in "
-            "3 epochs, with the paper's recipe otherwise: SGD, momentum 0.9, weight decay 1e-4, a learning rate of "
-            "0.1 * N / 32 at a batch of N that falls along a cosine; cross-iteration norms begin with a quarter of "
-            "the training as BN. Images are neither cropped nor mirrored, as few epochs leave nothing to overfit. It "
-            "is as small as that so that a table takes minutes; three seeds leave differences of about two points or "
-            "less open. The paper's numbers are of a larger network, other images, 33 times the "
-            "epochs: expect the order of the norms, not the size of the differences."
-        )
-    return [
-        setting,
-        "Accuracy is the share of the test images after the last step, training accuracy that of the training images "
-        "since the point of the curve before, seen in training mode. Seeds change the initial weights and the order of "
-        "the images, and all norms have the same ones.",
-        "Differences are mean differences between runs of the same seed, in points. A question mark stands where one "
-        "is less than twice its standard error over the seeds and may be chance; with few seeds others may be, too.",
-    ]

@@ -3,12 +3,11 @@
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-
+from crossbn.lab.data import DATASETS
 from crossbn.lab.experiments.classification import count_images, pool_head
 from crossbn.lab.experiments.estimates import count_forward_flops, measure_flops_per_second
-from crossbn.lab.experiments.tasks import Task
+from crossbn.lab.models import build_network, is_small
+from crossbn.lab.records import Task
 
 # Taken from steps of the small network on one core: what a norm adds to a step beside its network's arithmetic, the
 # calls of its operator included, and what the engine does.
@@ -48,8 +47,8 @@ class _Size(NamedTuple):
 
 @cache
 def _measure(model: str, width: int, head: str, data: str, image_size: int | None) -> _Size:
-    from crossbn.lab.data import DATASETS
-    from crossbn.lab.recipes.classification.networks import build_network, is_small
+    import torch
+    from torch import nn
 
     known = DATASETS[data]
     channels = known.channels if is_small(model) else 3

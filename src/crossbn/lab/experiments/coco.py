@@ -1,13 +1,19 @@
-"""The paper's tables and figures of detection, a specification each."""
+"""The paper's tables and figures of detection, a specification each: rows that are trainings, columns their scores."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from crossbn.lab.experiments import coco_paper
+from crossbn.lab.experiments import detection, paper
 from crossbn.lab.experiments.detection import TITLES, DetectionCell, settings_of
-from crossbn.lab.experiments.detection_table import Cells, DetectionTable
-from crossbn.lab.experiments.experiment import Scale
+from crossbn.lab.experiments.experiment import Comparison, Measure, Scale
+from crossbn.lab.experiments.table import Specification, list_rows
+from crossbn.lab.records import Record, Task
 from crossbn.schedules import window_for
 
+Cells = Mapping[str, DetectionCell]
+"""By what they are called."""
+_SCORES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "mask AP", "mask AP50", "mask AP75")
 _TITLES = {**TITLES, "none": "none"}
 
 
@@ -44,12 +50,12 @@ def _backbone_cells(scale: Scale) -> Cells:
 
 
 def _window_cells(scale: Scale) -> Cells:
-    del scale
+    windows = (1, 2, 4, 8) if scale is Scale.SMALL else (1, 2, 4, 8, 16)
     places = {"heads": "heads", "everywhere": "all"}
     return {
         f"{place}, k = {window}": DetectionCell("bn", where) if window == 1 else DetectionCell("cbn", where, window)
         for place, where in places.items()
-        for window in (1, 2, 4, 8, 16)
+        for window in windows
     }
 
 
@@ -59,58 +65,66 @@ def _burn_in_cells(scale: Scale) -> Cells:
 
 def _switch_cells(scale: Scale) -> Cells:
     changes: dict[str, Any] = {"processes": 2} if scale is Scale.SMALL else {}
+    epochs = (8, 10) if scale is Scale.SMALL else (8, 9, 10, 11)
     ends = {"BN": DetectionCell("bn", changes=changes), "SyncBN": DetectionCell("sync_bn", changes=changes)}
-    switched = {
-        f"SyncBN after {epoch}/12": DetectionCell("bn", switch=epoch / 12, changes=changes) for epoch in (8, 9, 10, 11)
-    }
+    switched = {f"SyncBN after {epoch}/12": DetectionCell("bn", switch=epoch / 12, changes=changes) for epoch in epochs}
     return {**ends, **switched}
 
 
-TABLES = {
-    "coco_norms": DetectionTable(
-        "Detection: norms in the heads of Faster R-CNN, and everywhere",
-        _norm_cells,
-        "fixed BN, CBN",
-        seeds=3,
-        paper=coco_paper.NORMS,
-        remarks=(
-            "Rows are the norm of the backbone, then that of the heads. Fixed BN keeps the statistics, gamma and "
-            "beta of the trained backbone; otherwise the norm is everywhere but in its early stages.",
-        ),
+@dataclass(frozen=True)
+class DetectionTable(Specification):
+    """A table of trained detectors."""
+
+    kind = detection.KIND
+    measures = (*(Measure(name, f"{name}, %", ".1f") for name in _SCORES), Measure("milliseconds", "ms / step", ",.0f"))
+    # Functions of a module, so that another process can find them.
+    estimate_seconds = staticmethod(detection.estimate_seconds)
+    check = staticmethod(detection.check)
+    work = staticmethod(detection.work)
+
+    def configs(self, scale: Scale, seeds: int | None = None) -> list[Task]:
+        """Return the trainings."""
+        count = seeds or (1 if scale is Scale.FULL else self.seeds)
+        return detection.make_tasks(self.cells(scale).values(), scale, count)
+
+    def rows(self, records: Sequence[Record]) -> list[Comparison]:
+        """Return a row for each training: its scores at the end in percent, and the time of a step."""
+        full = any(record.settings["data"] == detection.COCO for record in records)
+        names = {label: cell.name for label, cell in self.cells(Scale.FULL if full else Scale.SMALL).items()}
+        known = paper.numbers(self.name)
+        return list_rows(records, _numbers, names=names, measure="AP", against=self.against, known=known)
+
+
+def _numbers(record: Record) -> dict[str, float | None]:
+    """Return the scores that there are, in percent, and milliseconds; images may have no objects of a size."""
+    values: Any = record.values
+    scores = {name: 100 * score for name, score in values["scores"].items() if score is not None and name in _SCORES}
+    return {**scores, "milliseconds": 1000 * values["seconds_per_step"]}
+
+
+_SPECIFICATIONS = (
+    DetectionTable(
+        "coco_norms", "Detection: norms in the heads of Faster R-CNN, and everywhere", _norm_cells, "fixed BN, CBN"
     ),
-    "coco_backbones": DetectionTable(
+    DetectionTable(
+        "coco_backbones",
         "Detection: Faster and Mask R-CNN, by backbone",
         _backbone_cells,
         "Mask R-CNN, EfficientNet-Lite0, CBN",
         seeds=1,
-        paper=coco_paper.BACKBONES,
-        remarks=("The norm is in the heads. The score of boxes, and of Mask R-CNN that of masks as well.",),
     ),
-    "coco_window": DetectionTable(
-        "Detection: how many steps to pool",
-        _window_cells,
-        "heads, k = 1",
-        seeds=2,
-        remarks=("k = 1 is BN. The paper shows windows for classification only.",),
+    DetectionTable("coco_window", "Detection: how many steps to pool", _window_cells, "heads, k = 1", seeds=2),
+    DetectionTable(
+        "coco_burn_in", "Detection: how long a training begins with BN", _burn_in_cells, "burn-in 0%", seeds=1
     ),
-    "coco_burn_in": DetectionTable(
-        "Detection: how long a training begins with BN",
-        _burn_in_cells,
-        "burn-in 0%",
-        seeds=1,
-        remarks=("Shares of the training; CBN in the heads. The paper shows burn-in for classification only.",),
-    ),
-    "coco_switch": DetectionTable(
+    DetectionTable(
+        "coco_switch",
         "Detection: BN that is switched to SyncBN late in training",
         _switch_cells,
         "SyncBN",
         seeds=2,
-        paper=coco_paper.SWITCH,
-        remarks=(
-            "Norms in the heads. At small scale two processes of 2 images train side by side: SyncBN has statistics "
-            "of four images where BN has two.",
-        ),
-        ALONE=True,
+        alone=True,
     ),
-}
+)
+TABLES = {table.name: table for table in _SPECIFICATIONS}
 """By the name that `crossbn reproduce` takes."""

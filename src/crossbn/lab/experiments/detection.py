@@ -3,27 +3,29 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbn.lab.data import data_folder
-from crossbn.lab.experiments.experiment import Scale, UnavailableError
-from crossbn.lab.experiments.tasks import News, Task, Values
+from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
+from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.records import Task
 
 if TYPE_CHECKING:  # the training engine takes seconds to import
-    from crossbn.lab.recipes.detection import Point, Progress, Recipe
+    from crossbn.lab.recipes.detection import Point, Recipe
 
-EXPERIMENT = "detection"
+KIND = "detection"
 """What the runs of all these tables are filed under: the same training is done once."""
 NUCLEI, SHAPES, COCO = "dsb2018_nuclei", "shapes", "coco"
 TITLES = {"none": "no norm", "bn": "BN", "sync_bn": "SyncBN", "gn": "GN", "brn": "BRN", "cbn": "CBN"}
 _SETTINGS: dict[Scale, dict[str, Any]] = {
     Scale.SMALL: {
-        **{"backbone": "efficientnet_lite0", "image_size": 256, "channels": 64, "proposals": 64},
-        **{"batch_size": 2, "epochs": 4, "points": 1, "processes": 1},
+        **{"backbone": "efficientnet_lite0", "image_size": 160, "channels": 64, "proposals": 16},
+        **{"batch_size": 1, "epochs": 4, "train_images": 128, "learning_rate": 0.005, "points": 1, "processes": 1},
     },
     Scale.FULL: {
         **{"backbone": "resnet50", "image_size": 800, "channels": 256, "proposals": 512},
@@ -31,7 +33,7 @@ _SETTINGS: dict[Scale, dict[str, Any]] = {
     },
 }
 # Of one core, at small scale: a training image and a test image. Of a GPU, at full scale: a step.
-_SECONDS_A_TRAINING_IMAGE, _SECONDS_A_TEST_IMAGE, _SECONDS_A_FULL_STEP = 0.25, 0.35, 1.0
+_SECONDS_A_TRAINING_IMAGE, _SECONDS_A_TEST_IMAGE, _SECONDS_A_FULL_STEP = 0.1, 0.07, 1.0
 _IMAGES = {NUCLEI: (535, 129), SHAPES: (1000, 200), COCO: (117_266, 5000)}
 
 
@@ -77,6 +79,13 @@ class DetectionCell:
     def settings(self, scale: Scale) -> dict[str, Any]:
         """Return everything that a training is told but its seed and its images."""
         shared = {**settings_of(scale), **self.changes}
+        # Two cores have no time for the gradient of a backbone whose norms are fixed. EfficientNet's running
+        # statistics, made of some hundred steps, would be those of earlier weights at the end of a short training.
+        small, everywhere = scale is Scale.SMALL, self.where == "all"
+        adapted = {
+            "frozen_backbone": small and not everywhere,
+            **({"norm_momentum": 0.1} if small and everywhere else {}),
+        }
         pools = self.norm == "cbn"
         # The library's own settings, and the paper's.
         options = {"weights": "equal", "positions": None} if pools and scale is Scale.FULL else {}
@@ -84,7 +93,7 @@ class DetectionCell:
             **{"norm": self.norm, "where": self.where, "norm_options": options, "window": self.window},
             **{"burn_in_epochs": self.burn_in * shared["epochs"]},
             **{"switch_norm": None if self.switch is None else "sync_bn"},
-            **{"switch_epoch": (self.switch or 0.0) * shared["epochs"], **shared},
+            **{"switch_epoch": (self.switch or 0.0) * shared["epochs"], **adapted, **shared},
         }
 
 
@@ -113,9 +122,7 @@ def make_tasks(cells: Iterable[DetectionCell], scale: Scale, seeds: int) -> list
     """Return the runs of cells."""
     data = data_of(scale)
     return [
-        Task(EXPERIMENT, cell.name, seed, {"data": data, **cell.settings(scale)})
-        for cell in cells
-        for seed in range(seeds)
+        Task(KIND, cell.name, seed, {"data": data, **cell.settings(scale)}) for cell in cells for seed in range(seeds)
     ]
 
 
@@ -127,7 +134,7 @@ def check(tasks: Sequence[Task]) -> None:
     for data in dict.fromkeys(task.settings["data"] for task in tasks):
         place = data_folder() / COCO if data == COCO else Path(_place_of(data))
         if data != SHAPES and not place.is_dir():
-            raise UnavailableError(f"{data} is not in {place}, where --data or CROSSBN_DATA has it looked for")
+            raise UnavailableError(f"{data} is not in {place}, where --data-folder or CROSSBN_DATA has it looked for")
     for name in dict.fromkeys(weights for task in tasks if (weights := _weights_of(task.settings))):
         if not (data_folder() / name).is_file():
             raise UnavailableError(
@@ -148,6 +155,7 @@ def estimate_seconds(task: Task) -> float:
     if settings["data"] == COCO:
         images_a_step = settings["batch_size"] * settings["processes"]
         return settings["epochs"] * train / images_a_step * _SECONDS_A_FULL_STEP
+    train = settings["train_images"]
     return settings["epochs"] * train * _SECONDS_A_TRAINING_IMAGE + test * _SECONDS_A_TEST_IMAGE
 
 
@@ -157,27 +165,42 @@ def recipe_of(settings: Mapping[str, Any], seed: int) -> "Recipe":
 
     told: dict[str, Any] = {**settings, "seed": seed, "data": _place_of(settings["data"])}
     del told["processes"]
+    wrap = partial(_adapt_, frozen=told.pop("frozen_backbone"), momentum=told.pop("norm_momentum", None))
     weights = _weights_of(settings)
-    return Recipe(**told, backbone_weights=None if weights is None else str(data_folder() / weights))
+    return Recipe(**told, backbone_weights=None if weights is None else str(data_folder() / weights), wrap=wrap)
 
 
-def work(task: Task, watch: Callable[[News], None], folder: Path | None = None) -> Values:
+def _adapt_(network: Any, recipe: "Recipe", *, frozen: bool, momentum: float | None) -> Any:
+    """Let the weights of the backbone be what they are, or its norms have another momentum, or neither."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    del recipe
+    body = network.backbone.body
+    if frozen:
+        body.requires_grad_(False)  # those of the pyramid are trained
+    for each in body.modules():
+        if momentum is not None and isinstance(each, _BatchNorm):
+            each.momentum = momentum
+    return network
+
+
+def work(task: Task, watch: Watch, folder: Path | None = None) -> Values:
     """Train, or go on with a training that left a checkpoint in the folder; in several processes by torchrun."""
     if task.settings["processes"] > 1:
         return _work_in_processes(task, watch, folder or Path("detection-run"))
     return do(task.settings, task.seed, watch, folder)
 
 
-def do(settings: Mapping[str, Any], seed: int, watch: Callable[[News], None], folder: Path | None) -> Values:
+def do(settings: Mapping[str, Any], seed: int, watch: Watch, folder: Path | None) -> Values:
     """Train in this process, one of several or the only one."""
-    from crossbn.lab.recipes.detection import Machine, Progress, train
+    from crossbn.lab.recipes.detection import Machine, train
 
     def tell(news: "Point | Progress") -> None:
         if isinstance(news, Progress):
-            watch(News(news.share, news.phrase))
+            watch(news)
 
-    # A run is a process that may have no others of its own; small images need none.
-    machine = Machine(workers=0 if settings["data"] != COCO else None)
+    # Small images need no processes that prepare them.
+    machine = Machine(workers=0 if settings["data"] != COCO else None, keep_going=True)
     outcome = train(recipe_of(settings, seed), folder, tell, machine)
     return {
         **{"scores": dict(outcome.scores), "curve": [point._asdict() for point in outcome.curve]},
@@ -186,7 +209,7 @@ def do(settings: Mapping[str, Any], seed: int, watch: Callable[[News], None], fo
     }
 
 
-def _work_in_processes(task: Task, watch: Callable[[News], None], folder: Path) -> Values:
+def _work_in_processes(task: Task, watch: Watch, folder: Path) -> Values:
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(task.settings["processes"])]
     told = json.dumps({"settings": dict(task.settings), "seed": task.seed, "folder": str(folder)})
     command = [sys.executable, *words, "-m", "crossbn.lab.experiments.detection_process", told]
@@ -199,7 +222,7 @@ def _work_in_processes(task: Task, watch: Callable[[News], None], folder: Path) 
                 if "values" in news:
                     values = news["values"]
                 else:
-                    watch(News(**news))
+                    watch(Progress(**news))
     if values is None:
         raise RuntimeError(f"the processes of {task.name}, seed {task.seed}, ended with status {process.returncode}")
     return values

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from crossbn.lab.experiments.detection import do
-from crossbn.lab.experiments.tasks import News
+from crossbn.lab.progress import Progress
 
 
 def main(told: dict[str, Any]) -> None:
     """Train what was told."""
     torch.set_num_threads(1)
 
-    def tell(news: News) -> None:
+    def tell(news: Progress) -> None:
         print(json.dumps(news._asdict()), flush=True)
 
     values = do(told["settings"], told["seed"], tell, Path(told["folder"]))

@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from crossbn.lab.environment import best_device
+
+if TYPE_CHECKING:  # whoever asks for no estimate does not wait for it
+    from torch import nn
 
 
-def count_forward_flops(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> int:
+def count_forward_flops(build: "Callable[[], nn.Module]", input_shape: tuple[int, ...]) -> int:
     """Return the FLOPs of convolutions and matrix products for one example, two for a multiply-add.
 
     Nothing is computed and no memory taken: the model is built without values.
@@ -19,6 +20,9 @@ def count_forward_flops(build: Callable[[], nn.Module], input_shape: tuple[int, 
         >>> count_forward_flops(lambda: nn.Linear(3, 5), (3,))
         30
     """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.random.fork_rng(devices=[]), torch.device("meta"), FlopCounterMode(display=False) as counter:
         build().eval()(torch.empty(1, *input_shape))
     return counter.get_total_flops()
@@ -27,7 +31,10 @@ def count_forward_flops(build: Callable[[], nn.Module], input_shape: tuple[int, 
 @cache
 def measure_flops_per_second(threads: int) -> float:
     """Return what a convolution of usual size reaches on this machine, on its accelerator if it has one."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    import torch
+    import torch.nn.functional as F
+
+    device = best_device()
     images, weight = torch.randn(16, 64, 28, 28, device=device), torch.randn(64, 64, 3, 3, device=device)
     flops = 2 * 16 * 28 * 28 * 64 * 64 * 9
     before = torch.get_num_threads()
@@ -41,6 +48,8 @@ def measure_flops_per_second(threads: int) -> float:
 
 
 def _seconds(work: Callable[[], object], device: str, clock: Callable[[], float]) -> float:
+    import torch
+
     started = clock()
     work()
     if device == "cuda":

@@ -1,13 +1,17 @@
-"""What an experiment is: a module that lists its runs, does one of them, and turns the results into rows."""
+"""What an experiment is: it lists its runs, does one of them, and turns the records of many into rows of a table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from crossbn.lab.experiments.rows import Spread
-from crossbn.lab.experiments.tasks import News, Result, Task, Values
+from crossbn.lab.progress import Watch
+from crossbn.lab.records import Record, Task
+from crossbn.lab.statistics import Spread
+
+Values = Mapping[str, Any]
+"""Whatever JSON can hold, by name."""
 
 
 class Scale(str, Enum):
@@ -54,17 +58,23 @@ class Comparison:
 
 
 class Experiment(Protocol):
-    """What a module in this package has, to be one of `registry.EXPERIMENTS`.
+    """What an entry of `EXPERIMENTS` has: a specification, or a module's object that differs in kind.
 
     Attributes:
-        TITLE: what the table or figure is.
-        MEASURES: the columns of the table.
-        ALONE: whether runs must have the machine to themselves, because they take times.
+        title: what the table or figure is.
+        measures: the columns of the table.
+        scales: that there are of it.
+        alone: whether runs must have the machine to themselves, because they take times.
     """
 
-    TITLE: str
-    MEASURES: tuple[Measure, ...]
-    ALONE: bool
+    @property
+    def title(self) -> str: ...  # noqa: D102
+    @property
+    def measures(self) -> tuple[Measure, ...]: ...  # noqa: D102
+    @property
+    def scales(self) -> tuple[Scale, ...]: ...  # noqa: D102
+    @property
+    def alone(self) -> bool: ...  # noqa: D102
 
     def configs(self, scale: Scale, seeds: int | None = None) -> list[Task]:
         """Return the runs; None for as many seeds as the experiment is worth at this scale."""
@@ -78,12 +88,12 @@ class Experiment(Protocol):
         """Raise UnavailableError if something that the runs need is missing."""
         ...
 
-    def work(self, task: Task, watch: Callable[[News], None], folder: Path, /) -> Values:
+    def work(self, task: Task, watch: Watch, folder: Path | None = None, /) -> Values:
         """Do a run, or go on with one that left something in the folder, which need not be there."""
         ...
 
-    def rows(self, results: Sequence[Result]) -> list[Comparison]:
-        """Return the rows of the table; runs of other tables may be among the results, runs may be missing."""
+    def rows(self, records: Sequence[Record]) -> list[Comparison]:
+        """Return the rows of the table; runs of other tables may be among the records, runs may be missing."""
         ...
 
     def notes(self, scale: Scale) -> list[str]:

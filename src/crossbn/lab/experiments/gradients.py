@@ -5,102 +5,139 @@ statistics depend less on the weights before.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from crossbn.lab.experiments.experiment import Comparison, Measure, Scale
-from crossbn.lab.experiments.gradient_training import estimate_training_seconds as estimate_seconds
-from crossbn.lab.experiments.gradient_training import train_and_look as work
-from crossbn.lab.experiments.pictures import IMAGENET_IMAGES, check_pictures
-from crossbn.lab.experiments.rows import Spread
-from crossbn.lab.experiments.tasks import Result, Task, by_name
+from crossbn.lab.data import DATASETS
+from crossbn.lab.environment import best_device
+from crossbn.lab.experiments import paper
+from crossbn.lab.experiments.classification import pool_head
+from crossbn.lab.experiments.estimates import count_forward_flops, measure_flops_per_second
+from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, Values
+from crossbn.lab.experiments.notes import notes_of
+from crossbn.lab.experiments.table import list_rows
+from crossbn.lab.models import build_network
+from crossbn.lab.progress import Watch
+from crossbn.lab.records import Record, Task
 
-__all__ = ["ALONE", "MEASURES", "TITLE", "check", "configs", "estimate_seconds", "notes", "rows", "work"]
+if TYPE_CHECKING:  # whoever asks for runs that are finished does not wait for it
+    from torch import nn
 
-TITLE = "Gradients of the statistics with respect to the weights of earlier layers"
-ALONE = False
-MEASURES: tuple[Measure, ...] = (
-    Measure("mean_1", "mean, l-1"),
-    Measure("second_moment_1", "nu, l-1"),
-    Measure("mean_2", "mean, l-2"),
-    Measure("second_moment_2", "nu, l-2"),
-    Measure("loss", "loss at the end"),
-)
-PAPER = {
-    "ResNet-18": {"mean_1": 0.12, "second_moment_1": 0.39},
-    "VGG-16": {"mean_1": 0.20, "second_moment_1": 0.41},
-    "Inception-v3": {"mean_1": 0.15, "second_moment_1": 0.37},
-}
 _NETWORKS = {"ResNet-18": "resnet18", "VGG-16": "vgg16_bn", "Inception-v3": "inception_v3"}
 _SMALL_SIZES = {"ResNet-18": 64, "VGG-16": 32, "Inception-v3": 75}
-_FULL_SIZES = {"ResNet-18": 224, "VGG-16": 224, "Inception-v3": 299}
 _EPOCHS = 90
-_RECIPE = {"momentum": 0.9, "weight_decay": 1e-4}
+# A projection goes back through three layers, weights and inputs: in forward passes, for both moments.
+_FORWARDS_A_PROBE = 2 * 3 * 2
+# Real networks against the convolution that the speed is taken from: norms, activations, the optimizer.
+_OVERHEAD = 2.0
 
 
-def configs(scale: Scale, seeds: int | None = None) -> list[Task]:
-    """Return a training of each network: on digits for a few hundred steps, or on ImageNet for 90 epochs."""
-    make = _small if scale is Scale.SMALL else _full
-    return [Task("gradients", name, seed, make(name)) for name in _NETWORKS for seed in range(seeds or 1)]
+def build_classifier(settings: Any, seed: int = 0) -> "nn.Module":
+    """Return the network of a run with BatchNorm; equal seeds give equal weights."""
+    network = build_network(settings["model"], 3, DATASETS[settings["data"]].classes, seed=seed)
+    return pool_head(network) if settings.get("head") == "pooled" else network
 
 
 def _small(name: str) -> dict[str, Any]:
     return {
+        # VGG's three large linear layers, which no norm is among, would be nearly all of the work for small images.
         **{"model": _NETWORKS[name], "head": "pooled" if name == "VGG-16" else "own", "data": "digits"},
         **{"image_size": _SMALL_SIZES[name], "batch_size": 16, "steps": 200, "looks": 4, "probes": 4},
-        **{"learning_rate": 0.01, **_RECIPE},
+        "learning_rate": 0.01,
     }
 
 
 def _full(name: str) -> dict[str, Any]:
-    batch_size = 32
+    size, images = 32, DATASETS["imagenet"].train_images
     return {
-        **{"model": _NETWORKS[name], "head": "own", "data": "imagenet", "image_size": _FULL_SIZES[name]},
-        **{"batch_size": batch_size, "steps": _EPOCHS * IMAGENET_IMAGES // batch_size, "looks": 90, "probes": 16},
+        **{"model": _NETWORKS[name], "head": "own", "data": "imagenet"},
+        **{"image_size": 299 if name == "Inception-v3" else 224, "batch_size": size},
+        **{"steps": _EPOCHS * images // size, "looks": 90, "probes": 16},
         # As in torchvision's reference recipes, VGG learns at a tenth of the others' rate.
-        **{"learning_rate": (0.01 if name == "VGG-16" else 0.1) * batch_size / 256, **_RECIPE},
+        "learning_rate": (0.01 if name == "VGG-16" else 0.1) * size / 256,
     }
 
 
-def check(tasks: Sequence[Task]) -> None:
-    """Raise UnavailableError if the images of one of the runs are not there."""
-    for data in dict.fromkeys(task.settings["data"] for task in tasks):
-        check_pictures(data)
+class Gradients:
+    """See `experiment.Experiment`."""
+
+    title = "Gradients of the statistics with respect to the weights of earlier layers"
+    measures = (
+        Measure("mean_1", "mean, l-1"),
+        Measure("second_moment_1", "nu, l-1"),
+        Measure("mean_2", "mean, l-2"),
+        Measure("second_moment_2", "nu, l-2"),
+        Measure("loss", "loss at the end"),
+    )
+    scales = (Scale.SMALL, Scale.FULL)
+    alone = False
+
+    def configs(self, scale: Scale, seeds: int | None = None) -> list[Task]:
+        """Return a training of each network: on digits for a few hundred steps, or on ImageNet for 90 epochs."""
+        make = _small if scale is Scale.SMALL else _full
+        return [
+            Task("gradients", name, seed, {**make(name), "momentum": 0.9, "weight_decay": 1e-4})
+            for name in _NETWORKS
+            for seed in range(seeds or 1)
+        ]
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Raise UnavailableError if the images of one of the runs are not there."""
+        from crossbn.lab.experiments.pictures import check_pictures
+
+        check_pictures(tasks)
+
+    def estimate_seconds(self, task: Task) -> float:
+        """Return about how long a run takes: three forward passes a step, and the projections."""
+        settings: Any = task.settings
+        size = settings["image_size"]
+        forward = settings["batch_size"] * count_forward_flops(partial(build_classifier, settings), (3, size, size))
+        looks = (settings["looks"] + 1) * settings["probes"] * _FORWARDS_A_PROBE
+        return _OVERHEAD * forward * (3 * settings["steps"] + looks) / measure_flops_per_second(1)
+
+    def work(self, task: Task, watch: Watch, _: Path | None = None, /) -> Values:
+        """Train, and look before, on the way and at the end: at the batch that comes next, with today's weights."""
+        import torch
+
+        from crossbn.lab.experiments.pictures import batches
+        from crossbn.lab.fidelity.gradients import average_ratios, gradient_norms
+        from crossbn.lab.training import Training
+
+        settings: Any = task.settings
+        torch.manual_seed(task.seed)
+        model = build_classifier(settings, task.seed).to(best_device())
+        optimizer = {name: settings[name] for name in ("steps", "learning_rate", "momentum", "weight_decay")}
+        training = Training(model, **optimizer, watch=watch)
+        steps = settings["steps"]
+        due = {round(steps * look / settings["looks"]) for look in range(settings["looks"] + 1)}
+        looks: list[dict[str, Any]] = []
+        for step, batch in enumerate(batches(settings["data"], settings["image_size"], settings["batch_size"])):
+            if step in due:
+                generator = torch.Generator().manual_seed(task.seed)
+                images = batch[0].to(training.device)
+                found = gradient_norms(model, images, probes=settings["probes"], generator=generator)
+                looks.append({"step": step, "layers": len(found), **average_ratios(found)._asdict()})
+            if step == steps:
+                break
+            training.step(batch)
+        return {"looks": looks, "final_loss": training.final_loss}
+
+    def rows(self, records: Sequence[Record]) -> list[Comparison]:
+        """Return a row for each network: ratios averaged over the looks, but the one before training."""
+        return list_rows(records, _numbers, known=paper.numbers("gradients"))
+
+    def notes(self, scale: Scale) -> list[str]:
+        """Say what the numbers are."""
+        return [*notes_of("gradients", scale), paper.about("gradients")]
 
 
-def rows(results: Sequence[Result]) -> list[Comparison]:
-    """Return a row for each network: ratios averaged over the looks, but the one before training."""
-    table = []
-    for name, seeds in by_name(results).items():
-        numbers = [_numbers(result) for result in seeds]
-        ours = {key: Spread.of([each[key] for each in numbers]) for key in numbers[0]}
-        table.append(Comparison(name, ours, PAPER.get(name, {})))
-    return table
-
-
-def _numbers(result: Result) -> dict[str, float]:
-    looks = result.values["looks"][1:]
+def _numbers(record: Record) -> dict[str, float | None]:
+    looks = record.values["looks"][1:]
     ratios = {
         f"{moment}_{distance}": fmean(look[moment][distance - 1] for look in looks)
         for moment in ("mean", "second_moment")
         for distance in (1, 2)
     }
-    return {**ratios, "loss": result.values["final_loss"]}
-
-
-def notes(scale: Scale) -> list[str]:
-    """Say what the numbers are."""
-    told = [
-        "Frobenius norm of d mean_l / dW_r or d nu_l / dW_r for r = l-1 and l-2, relative to that for r = l: the mean "
-        "over the layers that have such an r, then over the looks during training. mean_l and nu_l are the moments of "
-        "the input of norm l over the current batch, W_r the weight of the operator that feeds norm r, l-1 the norm "
-        "before l on the longest way through the network. Squared norms are unbiased estimates by random projections.",
-        "The paper's pair of numbers for each network is taken as mean and second moment at r = l-1; its text was not "
-        "at hand to check how it averages.",
-    ]
-    if scale is Scale.SMALL:
-        told.append(
-            "Small scale: 200 steps on enlarged digits, small images and batches of 16; the paper's are on ImageNet: "
-            "expect its order of magnitude at most. A loss near ln 10 = 2.30 means that the network has not learned."
-        )
-    return told
+    return {**ratios, "loss": record.values["final_loss"]}

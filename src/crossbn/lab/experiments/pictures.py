@@ -1,74 +1,76 @@
-"""Images to train on, batch by batch without end: digits enlarged, or ImageNet from a folder."""
+"""Images for plain trainings, batch by batch: digits enlarged, or ImageNet from a folder."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from crossbn.compat import ensure_torchvision
-from crossbn.lab.data import DATASETS, DataError, imagenet_folder
-from crossbn.lab.experiments.cores import usable_cores
-from crossbn.lab.experiments.digits import TRAIN_IMAGES, load_digits
+from crossbn.lab.data import DataError, imagenet_folder, load_pictures
+from crossbn.lab.data.drawing import Draw
+from crossbn.lab.data.folders import FolderImages
+from crossbn.lab.environment import usable_cores
 from crossbn.lab.experiments.experiment import UnavailableError
+from crossbn.lab.records import Task
+from crossbn.lab.training import Batch, draw
 
-CLASSES = {name: DATASETS[name].classes for name in ("digits", "imagenet")}
-IMAGENET_IMAGES = DATASETS["imagenet"].train_images
-
-Batch = tuple[Tensor, Tensor]
-"""Images [N, 3, H, W] and their classes [N]."""
+_INK = 16  # what a pixel of a digit counts to
+_TESTED_AT_ONCE = 100
 
 
-def check_pictures(data: str, train: bool = True) -> None:
-    """Raise UnavailableError if a part of a data set is not there; digits always are."""
-    if data != "imagenet":
+def check_pictures(tasks: Sequence[Task], *, test: bool = False) -> None:
+    """Raise UnavailableError if ImageNet is not there for runs that need it; digits always are."""
+    if all(task.settings["data"] != "imagenet" for task in tasks):
         return
     try:
-        imagenet_folder(train)
+        for train in (True, False) if test else (True,):
+            imagenet_folder(train)
     except DataError as error:
         raise UnavailableError(str(error)) from error
 
 
+def load_digits(train: bool) -> Batch:
+    """Return the pixels of digits [N, 1, 8, 8], 0 to 1 as scikit-learn has them, and the digit each image shows."""
+    images, digits = load_pictures("digits", train)
+    return (images * (_INK / 255)).round() / _INK, digits
+
+
 def batches(data: str, image_size: int, batch_size: int) -> Iterator[Batch]:
-    """Yield batches of a data set without end, in an order that torch's random numbers decide.
+    """Yield batches to train on without end, in an order that torch's random numbers decide.
 
     Args:
         data: "digits" or "imagenet".
         image_size: height and width.
-        batch_size: images each; those that do not fill a batch are left out until the next pass.
+        batch_size: images each.
     """
-    return _digits(image_size, batch_size) if data == "digits" else _imagenet(image_size, batch_size)
+    if data == "imagenet":
+        yield from _imagenet(image_size, batch_size, train=True)
+    pixels, digits = load_digits(train=True)
+    scaled = _scale(pixels)
+    for chosen in draw(len(digits), batch_size):
+        yield _enlarge(scaled[chosen], image_size), digits[chosen]
 
 
-def _digits(image_size: int, batch_size: int) -> Iterator[Batch]:
-    images, _ = load_digits(TRAIN_IMAGES)
-    pixels = (images.pixels - images.pixels.mean()) / images.pixels.std()
-    for chosen in _orders(len(pixels), batch_size):
-        enlarged = F.interpolate(pixels[chosen], size=(image_size, image_size), mode="bilinear", align_corners=False)
-        yield enlarged.expand(-1, 3, -1, -1), images.digits[chosen]
+def batches_to_test(data: str, image_size: int) -> Iterable[Batch]:
+    """Return the images to test on once, prepared as those to train on are."""
+    if data == "imagenet":
+        return _imagenet(image_size, _TESTED_AT_ONCE, train=False)
+    pixels, digits = load_digits(train=False)
+    return [(_enlarge(_scale(pixels), image_size), digits)]
 
 
-def _imagenet(image_size: int, batch_size: int) -> Iterator[Batch]:
-    ensure_torchvision()
-    from torchvision import transforms
-    from torchvision.datasets import ImageFolder
-
-    steps = [
-        transforms.RandomResizedCrop(image_size),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    ]
-    images = ImageFolder(imagenet_folder(train=True), transforms.Compose(steps))
-    # Threads: a run's own process may not start others, and decoding does not hold Python's lock.
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        for chosen in _orders(len(images), batch_size):
-            pixels, classes = zip(*pool.map(images.__getitem__, chosen.tolist()), strict=True)
-            yield torch.stack(pixels), torch.tensor(classes)
+def _scale(pixels: Tensor) -> Tensor:
+    known, _ = load_digits(train=True)
+    return (pixels - known.mean()) / known.std()
 
 
-def _orders(images: int, batch_size: int) -> Iterator[Tensor]:
-    while True:
-        order = torch.randperm(images)
-        yield from order[: images // batch_size * batch_size].split(batch_size)
+def _enlarge(pixels: Tensor, size: int) -> Tensor:
+    return F.interpolate(pixels, size=(size, size), mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
+
+
+def _imagenet(image_size: int, batch_size: int, train: bool) -> Iterable[Batch]:
+    images = FolderImages(imagenet_folder(train), image_size, augment=train)
+    chosen = draw(len(images), batch_size) if train else torch.arange(len(images)).split(batch_size)
+    draws = (Draw(each, number) for number, each in enumerate(chosen))
+    return DataLoader(images, sampler=draws, batch_size=None, num_workers=usable_cores(), generator=torch.Generator())

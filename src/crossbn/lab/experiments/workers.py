@@ -9,47 +9,26 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Protocol, TypeVar
+from multiprocessing.process import BaseProcess
 
-import torch
+from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.records import Record, Task
 
-
-class Named(Protocol):
-    """What a run has at least."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Which one of that name."""
-        ...
-
-
-RunT = TypeVar("RunT", bound=Named)
-PointT = TypeVar("PointT")
-RecordT = TypeVar("RecordT")
+Train = Callable[[Task, Watch], Record]
+"""Does one run; a function of a module, so that another process can find it."""
 
 
 class WorkerError(RuntimeError):
     """A process ended without the record it was asked for."""
 
 
-class _Finished(NamedTuple):
-    record: Any
-
-
-def run_all(
-    train: Callable[[RunT, Callable[[PointT], None]], RecordT], runs: Sequence[RunT], processes: int
-) -> Generator[tuple[RunT, PointT | RecordT]]:
-    """Do the runs, at most `processes` of them at once, and yield what comes in: points, at the end the record.
+def run_all(train: Train, runs: Sequence[Task], processes: int) -> Generator[tuple[Task, Progress | Record]]:
+    """Do the runs, at most `processes` of them at once, and yield what comes in: progress, at the end the record.
 
     A caller that stops listening, by an exception or otherwise, ends the processes.
 
     Args:
-        train: does one run; a function of a module, so that another process can find it.
+        train: does one run.
         runs: started in this order.
         processes: at least 1.
 
@@ -58,41 +37,42 @@ def run_all(
     """
     context = get_context("spawn")  # a forked torch may hang: its threads do not come along
     todo = deque(runs)
-    workers = []
-    doing: dict[Connection, RunT] = {}
+    workers: dict[Connection, BaseProcess] = {}
+    doing: dict[Connection, Task] = {}
     try:
         for _ in range(min(processes, len(runs))):
             here, there = context.Pipe()
-            worker = context.Process(target=_work, args=(train, there), daemon=True)
+            # No daemons, which may have no processes of their own: those that read images.
+            worker = context.Process(target=_work, args=(train, there))
             with _interrupts_ignored():
                 worker.start()
             there.close()  # so that the end of the process is the end of the pipe
-            workers.append(worker)
+            workers[here] = worker
             _assign(here, todo, doing)
         while doing:
             for connection in wait(list(doing)):
                 assert isinstance(connection, Connection)
                 run = doing[connection]
                 message = _receive(connection, run)
-                if isinstance(message, _Finished):
-                    yield run, message.record
+                yield run, message
+                if isinstance(message, Record):
                     _assign(connection, todo, doing)
-                else:
-                    yield run, message
     finally:
-        for worker in workers:
-            worker.terminate()
-            worker.join()
+        for connection, process in workers.items():
+            if connection in doing:
+                process.terminate()
+            connection.close()  # which ends one that has nothing to do
+            process.join()
 
 
-def _assign(connection: Connection, todo: deque[RunT], doing: dict[Connection, RunT]) -> None:
+def _assign(connection: Connection, todo: deque[Task], doing: dict[Connection, Task]) -> None:
     doing.pop(connection, None)
     if todo:
         doing[connection] = todo.popleft()
         connection.send(doing[connection])
 
 
-def _receive(connection: Connection, run: Named) -> Any:
+def _receive(connection: Connection, run: Task) -> Progress | Record:
     try:
         return connection.recv()
     except EOFError:
@@ -109,8 +89,10 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(train: Callable[[RunT, Callable[[PointT], None]], RecordT], connection: Connection) -> None:
+def _work(train: Train, connection: Connection) -> None:
+    import torch
+
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError):  # the other end is gone: nobody waits for the rest
         while True:
-            connection.send(_Finished(train(connection.recv(), connection.send)))
+            connection.send(train(connection.recv(), connection.send))

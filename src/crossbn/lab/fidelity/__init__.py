@@ -1,17 +1,31 @@
-"""What training with a norm looks like from inside: plain records out."""
+"""What training with a norm looks like from inside: plain records out.
 
-from crossbn.lab.fidelity.fidelity_records import SAME_LAYER, WHOLE_NETWORK, Fidelity, FidelityRecord
-from crossbn.lab.fidelity.probe import FidelityProbe
+What is imported here does not import torch; `crossbn.lab.fidelity.probe` measures.
+"""
+
 from crossbn.lab.fidelity.recommendation import Recommendation, recommend
-from crossbn.lab.fidelity.training import fidelity
+from crossbn.lab.fidelity.records import (
+    ALL,
+    CAUSES,
+    SAME_LAYER,
+    TRUTHS,
+    WHOLE_NETWORK,
+    CauseRecord,
+    Fidelity,
+    FidelityRecord,
+    read,
+)
 
 __all__ = [
+    "ALL",
+    "CAUSES",
     "SAME_LAYER",
+    "TRUTHS",
     "WHOLE_NETWORK",
+    "CauseRecord",
     "Fidelity",
-    "FidelityProbe",
     "FidelityRecord",
     "Recommendation",
-    "fidelity",
+    "read",
     "recommend",
 ]

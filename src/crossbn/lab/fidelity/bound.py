@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crossbn.lab.fidelity.exact_pooling import split_steps
+from crossbn.lab.fidelity.truth import split_steps
 from crossbn.pairing import find_pairs
 
 GRADIENTS = ("full", "own", "none")

@@ -1,4 +1,4 @@
-"""How far remembered moments are from true ones.
+"""How far remembered moments are from true ones, and why.
 
 | name | formula | shape |
 |---|---|---|
@@ -10,15 +10,29 @@
 The scale is of all batches because the variance of a single tiny one may be next to nothing. The noise is what
 pooling is there to average out: statistics that are wrong by less are worth pooling. The root makes up for the
 average being that of the same B batches.
+
+The way from the statistics of an old batch, as they are pooled, to those that they stand for has three steps, each with
+one cause:
+
+| statistics of an old batch | what is left until the next |
+|---|---|
+| as they are remembered, moved to today's weights of the norm's operator | `OWN_WEIGHTS`: what the Taylor terms lack |
+| of the operator's old input with today's weights (same layer) | `WEIGHTS_BEFORE`: earlier layers have trained since |
+| of the old step done again with today's weights (whole network) | `NORMS_BEFORE`: norms pooled other batches then |
+| of all remembered batches run together with today's weights | |
+
+The last line is what pooling stands for: one large batch. `ALL` is the way from the first line to it.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from crossbn.functional import join_moments
-from crossbn.lab.fidelity.fidelity_records import Fidelity
+from crossbn.lab.fidelity.records import ALL, CAUSES, CauseRecord, Fidelity
 from crossbn.nn.segment import PastMoments
 
 
@@ -35,6 +49,18 @@ class Moments(NamedTuple):
     def scale(self, eps: float) -> Tensor:
         """Return the variance of all batches together, plus eps [C]."""
         return join_moments(*self)[1] + eps
+
+
+class Pair(NamedTuple):
+    """A mean and a variance, [C] each."""
+
+    mean: Tensor
+    var: Tensor
+
+    def errors(self, true: "Pair", scale: Tensor) -> tuple[float, float]:
+        """Return the errors of mean and variance."""
+        mean = ((self.mean - true.mean).abs() / scale.sqrt()).mean()
+        return float(mean), float(((self.var - true.var).abs() / scale).mean())
 
 
 def batch_noise(var: Tensor, scale: Tensor) -> float | None:
@@ -68,22 +94,35 @@ def compare(past: PastMoments, age: int, truth: Moments, batch: int, eps: float)
         >>> found.naive_mean_error, found.compensated_mean_error, found.explained_var
         (0.5, 0.0, 0.5)
     """
-    scale = truth.scale(eps)
-    true_mean, true_var = truth.mean[batch], truth.var[batch]
+    scale, true, row = truth.scale(eps), Pair(truth.mean[batch], truth.var[batch]), age - 1
+    naive_mean, naive_var = Pair(past.mean[row], past.var[row]).errors(true, scale)
+    moved = past.compensated_var[row]
+    compensated_mean, compensated_var = Pair(past.compensated_mean[row], moved.clamp_min(0)).errors(true, scale)
+    noise, invalid = batch_noise(truth.var, scale), float((moved < 0).to(torch.float64).mean())
+    return Fidelity(len(scale), naive_mean, compensated_mean, naive_var, compensated_var, noise, invalid)
 
-    def mean_error(mean: Tensor) -> float:
-        return float(((mean - true_mean).abs() / scale.sqrt()).mean())
 
-    def var_error(var: Tensor) -> float:
-        return float(((var - true_var).abs() / scale).mean())
+def tell_causes(
+    step: int, layer: str, age: int, stages: Sequence[Pair], together: Moments, eps: float
+) -> list[CauseRecord]:
+    """Return the distance of each stage of the table above from the next, and of the first from the last.
 
-    row = age - 1
-    return Fidelity(
-        len(true_mean),
-        mean_error(past.mean[row]),
-        mean_error(past.compensated_mean[row]),
-        var_error(past.var[row]),
-        var_error(past.compensated_var[row].clamp_min(0)),
-        batch_noise(truth.var, scale),
-        float((past.compensated_var[row] < 0).to(torch.float64).mean()),
-    )
+    Args:
+        step: training steps before the measurement.
+        layer: the norm.
+        age: of the statistics.
+        stages: the statistics of a batch, one of them for each line of the table.
+        together: moments of all batches run together, whose variance is the scale.
+        eps: of the norm.
+
+    Example:
+        >>> stages = [Pair(torch.tensor([mean]), torch.tensor([4.0])) for mean in (0.0, 1.0, 1.0, 3.0)]
+        >>> together = Moments(torch.tensor([[3.0]]), torch.tensor([[4.0]]), torch.tensor([8.0]))
+        >>> [(each.cause, each.mean_error) for each in tell_causes(9, "bn1", 1, stages, together, 0.0)]
+        [('own weights', 0.5), ('weights before', 0.0), ('norms before', 1.0), ('all', 1.5)]
+    """
+    scale = together.scale(eps)
+    ways = [*zip(CAUSES, pairwise(stages), strict=True), (ALL, (stages[0], stages[-1]))]
+    return [
+        CauseRecord(step, layer, age, cause, len(scale), *here.errors(there, scale)) for cause, (here, there) in ways
+    ]

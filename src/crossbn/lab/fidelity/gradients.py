@@ -16,8 +16,7 @@ channel's own weights, do not overlap.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -151,25 +150,13 @@ def _watch(
     def after(name: str, y: Tensor) -> None:
         makers[y.grad_fn] = name
 
-    with _hooks(model, norms, before, after), torch.enable_grad():
+    for name in norms:  # the model is a copy, which the hooks go with
+        norm = model.get_submodule(name)
+        norm.register_forward_pre_hook(lambda _, args, name=name: before(name, args[0]))
+        norm.register_forward_hook(lambda _, __, output, name=name: after(name, output))
+    with torch.enable_grad():
         model(batch)
     return moments, chains
-
-
-@contextmanager
-def _hooks(
-    model: nn.Module, names: Iterable[str], before: Callable[[str, Tensor], None], after: Callable[[str, Tensor], None]
-) -> Iterator[None]:
-    handles = []
-    for name in names:
-        norm = model.get_submodule(name)
-        handles.append(norm.register_forward_pre_hook(lambda _, args, name=name: before(name, args[0])))
-        handles.append(norm.register_forward_hook(lambda _, __, output, name=name: after(name, output)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _norms_before(node: Any, makers: dict[Any, str]) -> list[str]:

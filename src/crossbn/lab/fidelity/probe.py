@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from crossbn.convert import cross_iteration_norms
 from crossbn.lab.fidelity.batches import BatchError, Call
-from crossbn.lab.fidelity.causes import CauseRecord, Pair, tell_causes
-from crossbn.lab.fidelity.comparison import Moments, compare
-from crossbn.lab.fidelity.exact_pooling import Windows
-from crossbn.lab.fidelity.fidelity_records import SAME_LAYER, WHOLE_NETWORK, FidelityRecord
+from crossbn.lab.fidelity.comparison import Moments, Pair, compare, tell_causes
+from crossbn.lab.fidelity.records import SAME_LAYER, WHOLE_NETWORK, CauseRecord, FidelityRecord
 from crossbn.lab.fidelity.runs import Run, find_runs
-from crossbn.lab.fidelity.truth import network_moments, same_layer_moments
+from crossbn.lab.fidelity.truth import Pooling, Poolings, network_moments, next_pooling, same_layer_moments
 from crossbn.lab.fidelity.undisturbed import undisturbed
 from crossbn.nn import CrossIterBatchNorm
 from crossbn.nn.recompute import Pass, current_pass
+
+Batch = TypeVar("Batch")
 
 
 @dataclass
@@ -29,7 +30,7 @@ class _Kept:
 
     call: Call
     pushed: dict[str, int]
-    windows: dict[CrossIterBatchNorm, int]
+    poolings: dict[CrossIterBatchNorm, list[Pooling]]
     inputs: dict[nn.Module | None, Tensor] = field(default_factory=dict)
 
 
@@ -130,8 +131,9 @@ class FidelityProbe:
             self._forget()
             return
         # The steps before those that are compared are there for what the norms pooled at these.
-        windows = {norm: min(int(norm.segments[0].history.num_steps) + 1, norm.settings.window) for norm in self._norms}
-        self._kept = [*self._kept, _Kept(call, self._pushed(), windows)][-2 * memory :]
+        with undisturbed(self.model):
+            poolings = {norm: next_pooling(norm) for norm in self._norms}
+        self._kept = [*self._kept, _Kept(call, self._pushed(), poolings)][-2 * memory :]
         for old in self._kept[:-memory]:
             old.inputs.clear()
         if ahead <= memory and not self._watches:
@@ -157,9 +159,9 @@ class FidelityProbe:
         used = [i for i in range(len(self._kept)) if any(i in known for known in ages.values())]
         if not used:
             return []
-        windows = {norm: [self._kept[i].windows[norm] for i in used] for norm in self._norms}
+        poolings = {norm: [self._kept[i].poolings[norm] for i in used] for norm in self._norms}
         recent = [i for i in used if any(ages[run.layer].get(i, math.inf) <= run.memory for run in self._runs)]
-        truths, together = self._run_again(used, windows), self._run_again(recent, None)
+        truths, together = self._run_again(used, poolings), self._run_again(recent, None)
         found = []
         for run in self._runs:
             known = {i: age for i, age in ages[run.layer].items() if age <= run.memory}
@@ -176,9 +178,9 @@ class FidelityProbe:
             found += self._compare(run, WHOLE_NETWORK, truths[run.layer], rows)
         return found
 
-    def _run_again(self, used: Sequence[int], windows: Windows | None) -> dict[str, Moments | str]:
+    def _run_again(self, used: Sequence[int], poolings: Poolings | None) -> dict[str, Moments | str]:
         try:
-            return network_moments(self.model, self._runs, [self._kept[i].call for i in used], windows)
+            return network_moments(self.model, self._runs, [self._kept[i].call for i in used], poolings)
         except BatchError as error:
             return {run.layer: str(error) for run in self._runs}
 
@@ -214,3 +216,39 @@ class FidelityProbe:
             FidelityRecord(self.steps, run.layer, age, kind, compare(past, age, truth, row, eps))
             for age, row in sorted(rows.items())
         ]
+
+
+def fidelity(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    train_step: Callable[[Batch], object],
+    *,
+    steps: int | None = None,
+    every: int = 20,
+    layers: Collection[str] | None = None,
+) -> list[FidelityRecord]:
+    """Train a converted model and measure on the way how close its remembered statistics are to the true ones.
+
+    Args:
+        model: converted; `train_step` calls it.
+        batches: a loader, or anything that yields what `train_step` takes.
+        train_step: does a training step: forward, backward, optimizer.
+        steps: no more than this many; None for all batches.
+        every: steps from one measurement to the next.
+        layers: names of the norms to look at; None for all.
+
+    Raises:
+        ValueError: as `FidelityProbe` does.
+
+    Example:
+        >>> import crossbn
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+        >>> report = crossbn.convert_(model, window=3)
+        >>> records = fidelity(model, torch.randn(9, 4, 3), lambda batch: model(batch).sum().backward(), every=4)
+        >>> sorted({(record.step, record.age) for record in records})
+        [(4, 1), (4, 2), (8, 1), (8, 2)]
+    """
+    with FidelityProbe(model, every=every, layers=layers) as probe:
+        for batch in islice(batches, steps):
+            train_step(batch)
+    return probe.records

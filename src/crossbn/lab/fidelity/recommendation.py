@@ -23,8 +23,26 @@ Where one of these fails, the sentence begins with that.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from crossbn.lab.fidelity.fidelity_records import WHOLE_NETWORK, Fidelity, FidelityRecord
-from crossbn.lab.fidelity.grouping import by_age, by_progress
+from crossbn.lab.fidelity.records import (
+    ALL,
+    CAUSES,
+    NORMS_BEFORE,
+    OWN_WEIGHTS,
+    WEIGHTS_BEFORE,
+    WHOLE_NETWORK,
+    CauseRecord,
+    Fidelity,
+    FidelityRecord,
+    average_causes,
+    by_age,
+    by_progress,
+)
+
+_IN_WORDS = {
+    OWN_WEIGHTS: "compensation for the layer's own weights is not exact",
+    WEIGHTS_BEFORE: "the layers before have trained since",
+    NORMS_BEFORE: "the norms before pooled other batches then",
+}
 
 FEWEST_MEASUREMENTS = 4
 FEWEST_WINDOWS = 10
@@ -48,6 +66,22 @@ class Recommendation:
 
     def __str__(self) -> str:
         return self.sentence
+
+
+def verdict(records: Sequence[FidelityRecord], causes: Sequence[CauseRecord], window: int, burn_in: int = 0) -> str:
+    """Return what to train with, or why that cannot be said, and what most of the error comes from."""
+    try:
+        sentence = recommend(records, window, burn_in).sentence
+    except ValueError as error:
+        sentence = f"No recommendation: {error}."
+    if not causes:
+        return sentence
+    (found,) = average_causes(causes, parts=1).values()
+    largest = max(CAUSES, key=lambda cause: found[cause][1])
+    return (
+        f"{sentence} Remembered variances are {found[ALL][1]:.1%} off those that the same images have in one large "
+        f"batch, mostly because {_IN_WORDS[largest]} ({found[largest][1]:.1%})."
+    )
 
 
 def recommend(records: Sequence[FidelityRecord], window: int, burn_in: int = 0) -> Recommendation:

@@ -30,12 +30,13 @@ class Run(NamedTuple):
         """Earlier steps that it can remember."""
         return self.segment.history.slots
 
-    def own_bias(self) -> Tensor | float:
-        """Return the part of the mean that is not remembered: the operators' biases, where they are compensated."""
-        if self.segment.storage is None:
-            return 0.0
-        biases = [bias for each in self.segment.operators if (bias := each.bias()) is not None]
-        return torch.stack(biases).sum(0).to(self.segment.history["mean"].dtype) if biases else 0.0
+
+def own_bias(segment: Segment) -> Tensor | float:
+    """Return the part of the mean that is not remembered: the operators' biases, where they are compensated."""
+    if segment.storage is None:
+        return 0.0
+    biases = [bias for each in segment.operators if (bias := each.bias()) is not None]
+    return torch.stack(biases).sum(0).to(segment.history["mean"].dtype) if biases else 0.0
 
 
 def find_runs(model: nn.Module, layers: Collection[str] | None = None) -> list[Run]:

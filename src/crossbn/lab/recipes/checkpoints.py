@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from crossbn.integrations.engine import Checkpoint, LightningModule, TorchCheckpointIO, Trainer
+from crossbn.lab.recipes.recipe import RecipeError
 
 _FORWARDS_BETWEEN_VOTES = 10  # of several processes on whether to save
 
@@ -50,20 +51,62 @@ def interruptions_told() -> Iterator[None]:
         raise
 
 
+class CheckpointError(RecipeError):
+    """A checkpoint cannot be written; the message is for the user."""
+
+
+def part_of(path: Path) -> Path:
+    """Return where a file is written before it takes its place."""
+    return path.with_name(f"{path.name}.part")
+
+
+def previous_of(path: Path) -> Path:
+    """Return where a checkpoint is kept when the next one has taken its place."""
+    return path.with_name(f"previous{path.suffix}")
+
+
 class AtomicFiles(TorchCheckpointIO):
-    """Writes beside the old file, then takes its place: there is a complete one at every moment."""
+    """Writes beside the old file, then takes its place: there is a complete one at every moment.
+
+    The old one is kept as well, in case that the disk damages the new one.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Save; a crash of the machine, too, leaves the old file or the new one."""
+        """Save; a crash of the machine, too, leaves the old file or the new one.
+
+        Raises:
+            CheckpointError: if the disk is full, for instance; the old file is kept.
+        """
         del storage_options
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        with part.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        part = part_of(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            cause = error if isinstance(error, OSError) else error.__context__  # torch hides it behind another
+            if not isinstance(cause, OSError):
+                raise
+            raise CheckpointError(
+                f"the checkpoint {path} cannot be written: {cause.strerror}; the one before it is kept, and the same "
+                "command goes on from there"
+            ) from error
+        if path.exists():
+            _keep(path, previous_of(path))
         part.replace(path)
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Let a file have a second name, or that instead of its first where a file can have one only."""
+    previous.unlink(missing_ok=True)
+    try:
+        previous.hardlink_to(path)
+    except OSError:
+        path.replace(previous)
 
 
 class Checkpoints(Checkpoint):

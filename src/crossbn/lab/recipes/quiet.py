@@ -1,9 +1,11 @@
-"""Letting the engine work without its advice."""
+"""Letting the engine work without its advice, compute the same thing each time, and leave no trace."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
 
 _IGNORED = (
     (".*does not have many workers.*", UserWarning),  # images in memory need none
@@ -28,3 +30,16 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Leave the caller's random numbers alone, and have cuDNN compute the same thing each time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

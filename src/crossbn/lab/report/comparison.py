@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from crossbn.lab.experiments.experiment import Comparison, Measure
-from crossbn.lab.experiments.rows import Spread
-from crossbn.lab.experiments.tasks import Result
-from crossbn.lab.report.context import distinct
+from crossbn.lab.records import Record, by_name
+from crossbn.lab.report.context import distinct, span
 from crossbn.lab.report.table import Table
+from crossbn.lab.statistics import Spread
 
 PAPER, REMARK = "paper", "difference"
 
@@ -53,11 +53,12 @@ def write_spread(spread: Spread | None, form: str) -> str:
     return mean if spread.sd is None else f"{mean} ± {format(spread.sd, form)}"
 
 
-def surroundings(results: Sequence[Result]) -> str:
+def surroundings(records: Sequence[Record]) -> str:
     """Say what the numbers were made with, and how often."""
-    seeds = len({result.task.seed for result in results})
-    counted = "1 seed" if seeds == 1 else f"{seeds} seeds, mean ± standard deviation"
-    commits = dict.fromkeys(f"commit {result.commit}" for result in results if result.commit)
-    facts = [counted, *distinct(result.versions for result in results), *commits]
-    facts += distinct(result.machine for result in results)
-    return f"{'; '.join(facts)}; {sum(result.seconds for result in results):.0f} s of computing in all."
+    seeds = span(len(group) for group in by_name(records).values())
+    counted = "1 seed" if seeds == "1" else f"{seeds} seeds, mean ± standard deviation"
+    made = [record.environment for record in records]
+    commits = dict.fromkeys(f"commit {each['commit']}" for each in made if each.get("commit"))
+    facts = [counted, *distinct(each["versions"] for each in made), *commits]
+    facts += distinct(each["machine"] for each in made)
+    return f"{'; '.join(facts)}; {sum(record.values['seconds'] for record in records):.0f} s of computing in all."

@@ -6,6 +6,7 @@ from crossbn.lab.cost.cases import BASELINE
 from crossbn.lab.cost.records import CostRecord, find_baseline
 from crossbn.lab.cost.suites import Goal, Ratios
 from crossbn.lab.cost.timing import Timing
+from crossbn.lab.report.context import span
 from crossbn.lab.report.table import Table
 
 _TIMES = {
@@ -100,7 +101,8 @@ def _three_digits(value: float) -> str:
 def caption(records: Sequence[CostRecord]) -> str:
     """Say what the numbers are, and what they were measured with."""
     first = records[0]
-    facts = {**first.versions, **({"commit": first.commit} if first.commit else {}), **first.machine}
+    made = first.environment
+    facts = {**made["versions"], **({"commit": made["commit"]} if made["commit"] else {}), **made["machine"]}
     told = ", ".join(f"{name} {value}" for name, value in facts.items())
     return f"{explanation()} {rounds(records)}, threads {first.case.threads}, device {first.case.device}; {told}."
 
@@ -117,6 +119,4 @@ def explanation() -> str:
 
 def rounds(records: Sequence[CostRecord]) -> str:
     """Say how often was measured."""
-    counts = [timing.rounds for record in records for timing in record.timings.values()]
-    low, high = min(counts), max(counts)
-    return f"{low} rounds" if low == high else f"{low} to {high} rounds"
+    return f"{span(timing.rounds for record in records for timing in record.timings.values())} rounds"

@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from crossbn.lab.fidelity import recommend
-from crossbn.lab.fidelity.causes import ALL, CAUSES
-from crossbn.lab.fidelity.fidelity_records import TRUTHS, Fidelity, FidelityRecord
-from crossbn.lab.fidelity.grouping import Averages, by_age, by_layer, by_progress
+from crossbn.lab.fidelity.records import (
+    ALL,
+    CAUSES,
+    TRUTHS,
+    Averages,
+    Fidelity,
+    FidelityRecord,
+    by_age,
+    by_layer,
+    by_progress,
+)
 from crossbn.lab.report.table import Table
 
 COLUMNS = 5  # of each truth
@@ -79,14 +86,6 @@ def percent(share: float) -> str:
         ('25.6', '0.0')
     """
     return f"{100 * share:.1f}".replace("-0.0", "0.0") if abs(share) < 5e-4 else f"{100 * share:.1f}"
-
-
-def advice(records: Sequence[FidelityRecord], window: int, burn_in: int) -> str:
-    """Return the recommendation, or why there is none."""
-    try:
-        return str(recommend(records, window, burn_in))
-    except ValueError as error:
-        return f"No recommendation: {error}."
 
 
 def caption(records: Sequence[FidelityRecord], left_out: Mapping[str, str], context: Mapping[str, str]) -> str:

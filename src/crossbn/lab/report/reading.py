@@ -1,36 +1,14 @@
-"""Which records a file has: every line is recognized by the fields it brings."""
+"""Which records the files of a folder have."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-from crossbn.lab.cost import CostRecord
-from crossbn.lab.experiments.records import Record
-from crossbn.lab.experiments.tasks import Result
-from crossbn.lab.fidelity.fidelity_records import FidelityRecord
-from crossbn.lab.records import MALFORMED
-from crossbn.lab.report.detection_section import DetectorTraining
-from crossbn.lab.report.training_records import Training
+from crossbn.lab.records import MALFORMED, Record
+from crossbn.lab.report.page import Section
 
-
-class Kind(NamedTuple):
-    """Records that one command writes."""
-
-    command: str
-    marks: frozenset[str]
-    """Fields that no other kind has together; the first kind that fits is taken."""
-    parse: Callable[[str], Any]
-
-
-DEMO = Kind("demo", frozenset({"experiment", "norm", "window", "curve", "test_images"}), Record.from_json)
-REPRODUCE = Kind("reproduce", frozenset({"experiment", "name", "seed", "settings", "values"}), Result.from_json)
-DETECT = Kind("train detect", frozenset({"curve", "scores", "waiting_share"}), DetectorTraining.from_json)
-TRAIN = Kind("train", frozenset({"curve", "seconds", "versions"}), Training.from_json)
-COST = Kind("cost", frozenset({"model", "norm", "timings", "peak_bytes"}), CostRecord.from_json)
-DIAGNOSE = Kind("diagnose", frozenset({"step", "layer", "age", "truth"}), FidelityRecord.from_json)
-KINDS = (DEMO, REPRODUCE, DETECT, TRAIN, COST, DIAGNOSE)
+T = TypeVar("T")
 
 
 class Problem(NamedTuple):
@@ -44,13 +22,35 @@ class Source(NamedTuple):
 
     Attributes:
         path: where it is.
+        folder: of it, as the page's commands say it.
         name: what the page calls it.
-        records: by their kind, in the order of the file.
+        records: in the order of the file.
     """
 
     path: Path
+    folder: str
     name: str
-    records: dict[Kind, list[Any]]
+    records: list[Record]
+
+    @property
+    def latest(self) -> list[Record]:
+        """The last record of each work."""
+        return list({record.key: record for record in self.records}.values())
+
+    def parse(self, of: Callable[[Record], T]) -> tuple[list[T], list[Problem]]:
+        """Return what `of` makes of the records, and how many lack something that those of their kind have."""
+        found, lost = [], 0
+        for record in self.records:
+            try:
+                found.append(of(record))
+            except (*MALFORMED, IndexError):
+                lost += 1
+        sentence = f"{lost} of {len(self.records)} {self.records[0].kind!r} records of {self.name} cannot be read."
+        return found, [Problem(sentence)] if lost else []
+
+
+Maker = Callable[[Source], Iterator[Callable[[], Section] | Problem]]
+"""Returns what makes the sections of a file with records of one kind."""
 
 
 def find_files(folder: Path) -> list[Path]:
@@ -65,8 +65,10 @@ def find_files(folder: Path) -> list[Path]:
 def read_folder(folder: Path) -> tuple[list[Source], list[Problem]]:
     """Return the files that have records, and what else there is."""
     sources, problems = [], []
+    shown = Path(folder.name) if folder.is_absolute() else folder
     for path in find_files(folder):
-        for found in _read(path, path.relative_to(folder).as_posix()):
+        inside = path.relative_to(folder)
+        for found in _read(path, (shown / inside).parent.as_posix(), inside.as_posix()):
             if isinstance(found, Problem):
                 problems.append(found)
             else:
@@ -74,31 +76,20 @@ def read_folder(folder: Path) -> tuple[list[Source], list[Problem]]:
     return sources, problems
 
 
-def _read(path: Path, name: str) -> Iterator[Source | Problem]:
-    records: dict[Kind, list[Any]] = {}
-    damaged = []
+def _read(path: Path, folder: str, name: str) -> Iterator[Source | Problem]:
+    records, damaged = [], []
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            kind, record = _parse(line.decode())
+            records.append(Record.from_json(line.decode()))
         except MALFORMED:
             damaged.append(number)
-        else:
-            records.setdefault(kind, []).append(record)
     if records:
-        yield Source(path, name, records)
+        yield Source(path, folder, name, records)
         if damaged:
             yield Problem(f"{_count(damaged)} of {name} cannot be read: no whole record of crossbn's.")
     else:
         yield Problem(f"{name} is empty." if not lines else f"{name} is not a file of crossbn's records.")
-
-
-def _parse(line: str) -> tuple[Kind, Any]:
-    fields = json.loads(line)
-    kind = next((kind for kind in KINDS if kind.marks <= fields.keys()), None)
-    if kind is None:
-        raise ValueError("no kind of record has these fields")
-    return kind, kind.parse(line)
 
 
 def _count(numbers: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """A table as text, for the terminal, for Markdown and for the page alike."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 WORDS = 22
@@ -40,11 +41,27 @@ class Table(NamedTuple):
         return self.cut(-(-columns // -(-columns // most)))
 
     @property
+    def word_columns(self) -> set[int]:
+        """The columns with words, which wrap, instead of numbers."""
+        return {i for row in self.rows for i, cell in enumerate(row) if len(cell) > WORDS}
+
+    @property
     def width(self) -> int:
         """Letters that a line takes where words wrap and numbers do not."""
-        cells = [max(len(row[i]) for row in (*self.rows, ("",) * len(self.columns))) for i in range(len(self.columns))]
-        words = [max(map(len, column.split() or [""])) for column in self.columns]
-        return sum(min(max(pair), WORDS) + _GAP for pair in zip(cells, words, strict=True))
+        return sum(min(letters, WORDS) + _GAP for letters in self._letters([row[0] for row in self.rows]))
+
+    @property
+    def least_width(self) -> int:
+        """Letters that a line takes on a phone, where gaps are small and names wrap as well."""
+        return sum(
+            min(letters, WORDS) + 1 for letters in self._letters([w for row in self.rows for w in row[0].split()])
+        )
+
+    def _letters(self, names: Iterable[str]) -> list[int]:
+        """Return the letters of the longest piece of each column that does not wrap."""
+        headlines = [max(map(len, column.split()), default=0) for column in self.columns]
+        cells = [max((len(row[i]) for row in self.rows), default=0) for i in range(1, len(self.columns))]
+        return [max(pair) for pair in zip(headlines, [max(map(len, names), default=0), *cells], strict=True)]
 
     def markdown(self) -> str:
         """Return the table under its title as a headline."""

@@ -72,9 +72,12 @@ def make_group_norm(
     dtype: Any = None,
     *,
     dims: int | None = 2,
-    groups: int = 32,
+    groups: int | None = None,
 ) -> nn.GroupNorm:
-    """Return torch's GroupNorm, with fewer groups where `groups` does not divide the channels: their gcd.
+    """Return torch's GroupNorm; without `groups` with 32, or as many of them as divide the channels: the gcd.
+
+    Raises:
+        ValueError: if `groups` does not divide the channels.
 
     Example:
         >>> [make_group_norm(channels).num_groups for channels in (64, 48, 7)]
@@ -82,7 +85,13 @@ def make_group_norm(
     """
     check_dims(dims)
     del momentum, track_running_stats
-    return nn.GroupNorm(math.gcd(groups, num_features), num_features, eps, affine, device, dtype)
+    if groups is not None and (groups < 1 or num_features % groups):
+        raise ValueError(
+            f"{num_features} channels cannot be in {groups} groups: give a divisor, or no groups for the largest that "
+            "also divides 32"
+        )
+    found = math.gcd(32, num_features) if groups is None else groups
+    return nn.GroupNorm(found, num_features, eps, affine, device, dtype)
 
 
 def make_layer_norm(num_features: int, *args: Any, **options: Any) -> nn.GroupNorm:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
+from crossbn.messages import no_such
 from crossbn.nn.layer import (
     CrossIterBatchNorm,
     CrossIterBatchNorm1d,
@@ -49,7 +51,18 @@ class NormEntry:
 
     def __call__(self, num_features: int, *args: Any, dims: int | None = 2, **options: Any) -> nn.Module:
         """Return a norm of that kind."""
+        self.check_options(options)
         return self.build(num_features, *args, dims=dims, **options)
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Raise TypeError for an option that norms of that kind do not have; it names those that they have."""
+        taken = inspect.signature(self.build).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            return  # it hands them on, to something that looks at them
+        own = [name for name in taken if name not in ("num_features", "dims", "device", "dtype")]
+        for name in names:
+            if name not in taken:
+                raise TypeError(f"{self.title}: {no_such('option', name, own)}")
 
 
 def _cross_iteration(*args: Any, dims: int | None = 2, **options: Any) -> nn.Module:
@@ -105,6 +118,15 @@ def make_norm(name: str, num_features: int, dims: int | None = 2, **options: Any
         >>> make_norm("gn", 64, groups=16)
         GroupNorm(16, 64, eps=1e-05, affine=True, bias=True)
     """
+    return find_norm(name)(num_features, dims=dims, **options)
+
+
+def find_norm(name: str) -> NormEntry:
+    """Return what is registered under a name.
+
+    Raises:
+        ValueError: if nothing is.
+    """
     if name not in NORMS:
-        raise ValueError(f"no norm is called {name!r}; there are {', '.join(NORMS)}")
-    return NORMS[name](num_features, dims=dims, **options)
+        raise ValueError(no_such("norm", name, NORMS))
+    return NORMS[name]

@@ -3,6 +3,8 @@
 /* A batch to be normalized: the input, today's moments, the pooled ones, and the output. Without the output nothing is
  * normalized and no running statistics move; without gamma and beta they are 1 and 0.
  *
+ * x_stride, x_place  how far apart images are, and positions where channels are next to each other; else that is 0, and
+ *                  an image is dense. The output is dense, in the same order
  * has_moments      whether today's moments are
  * mean, var        out: the pooled ones, see `lay_out`
  * step_weights     of the remembered steps, today's being 1; null: all are 1. Out, where they are found here
@@ -13,7 +15,8 @@
 #ifndef BATCH
 #define BATCH(FIELD)                                                                                                   \
     FIELD('p', const REAL *, x) FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s)                   \
-    FIELD('n', int64_t, x_stride) FIELD('n', int64_t, has_moments) FIELD('p', REAL *, today_mean)                      \
+    FIELD('n', int64_t, x_stride) FIELD('n', int64_t, x_place) FIELD('n', int64_t, has_moments)                        \
+    FIELD('p', REAL *, today_mean)                                                                                     \
     FIELD('p', REAL *, today_var) FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', const REAL *, gamma)     \
     FIELD('p', const REAL *, beta) FIELD('r', double, eps) FIELD('p', REAL *, step_weights)                            \
     FIELD('p', REAL *, output) FIELD('r', double, counted) FIELD('r', double, bessel) FIELD('r', double, momentum)     \
@@ -96,54 +99,41 @@ static void NAME(moments_of)(IN x, int64_t n, int64_t s, int64_t batch_stride, O
     *var = (REAL)(squares < 0 ? 0 : squares); /* this way round NaN stays NaN */
 }
 
-/* The same of each channel. */
-void NAME(moments)(IN x, int64_t n, int64_t c, int64_t s, int64_t batch_stride, OUT mean, OUT var, int threads) {
-    threads = worth(threads, n * c * s);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t j = 0; j < c; j++)
-        NAME(moments_of)(x + j * s, n, s, batch_stride, mean + j, var == 0 ? 0 : var + j);
-}
-
 static void NAME(find_moments)(const struct NAME(batch) *batch, int64_t j) {
     if (!batch->has_moments)
         NAME(moments_of)(batch->x + j * batch->s, batch->n, batch->s, batch->x_stride, batch->today_mean + j,
                          batch->today_var + j);
 }
 
+/* What a channel is multiplied by, and what is added to it. */
+static void NAME(line_of)(const struct NAME(batch) *batch, int64_t j, OUT factor, OUT offset) {
+    const double gamma = batch->gamma == 0 ? 1 : batch->gamma[j], beta = batch->beta == 0 ? 0 : batch->beta[j];
+    *factor = (REAL)(gamma / sqrt((double)batch->var[j] + batch->eps));
+    *offset = (REAL)(beta - (double)batch->mean[j] * *factor);
+}
+
 /* Normalize a channel, which its moments have just brought near. */
 static void NAME(normalize)(const struct NAME(batch) *batch, int64_t j) {
+    REAL factor, offset;
     if (batch->output == 0) return;
-    const double gamma = batch->gamma == 0 ? 1 : batch->gamma[j], beta = batch->beta == 0 ? 0 : batch->beta[j];
-    const REAL factor = (REAL)(gamma / sqrt((double)batch->var[j] + batch->eps));
-    const REAL offset = (REAL)(beta - (double)batch->mean[j] * factor);
+    NAME(line_of)(batch, j, &factor, &offset);
     for (int64_t b = 0; b < batch->n; b++)
         NAME(scale)(batch->x + b * batch->x_stride + j * batch->s, factor, offset, batch->s,
                     batch->output + (b * batch->c + j) * batch->s);
 }
 
-/* BatchNorm's backward with its two corrections scaled by `share` (one number, or one for each channel): dx, and the
- * gradients of gamma, which is 1 if it is null, of beta, and of the pooled mean and variance. */
-void NAME(step_backward)(const struct extent *extent, double eps, IN grad, IN x, IN gamma, IN mean, IN var, IN share,
-                         int64_t share_stride, OUT dx, OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var,
-                         int threads) {
-    const int64_t c = extent->c, s = extent->s, all = extent->n * c * s;
-    threads = worth(threads, all);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t j = 0; j < c; j++) {
-        const REAL centre = mean[j], invstd = (REAL)(1 / sqrt((double)var[j] + eps));
-        const REAL scale = gamma == 0 ? invstd : gamma[j] * invstd;
-        double sum_grad = 0, sum_product = 0;
-        for (int64_t place = j * s; place < all; place += c * s)
-            NAME(add_sums)(grad + place, x + place, centre, s, &sum_grad, &sum_product);
-        const double own = share[j * share_stride] / (double)(extent->n * s);
-        const REAL slope = (REAL)(own * scale * invstd * invstd * sum_product), level = (REAL)(own * scale * sum_grad);
-        for (int64_t place = j * s; place < all; place += c * s)
-            NAME(combine)(grad + place, x + place, scale, slope, centre, level, s, dx + place);
-        grad_beta[j] = (REAL)sum_grad;
-        grad_gamma[j] = (REAL)(invstd * sum_product);
-        grad_mean[j] = (REAL)(-scale * sum_grad);
-        grad_var[j] = (REAL)(-0.5 * scale * invstd * grad_gamma[j]);
-    }
+/* From the sums of a channel's gradient what its backward needs: dx is scale g - slope (x - mean) - level. */
+static void NAME(vectors_of)(const struct extent *extent, double eps, IN gamma, IN var, IN share, int64_t share_stride,
+                             int64_t j, double sum_grad, double sum_product, OUT scale, OUT slope, OUT level,
+                             OUT grad_gamma, OUT grad_beta, OUT grad_mean, OUT grad_var) {
+    const REAL invstd = (REAL)(1 / sqrt((double)var[j] + eps));
+    const double own = share[j * share_stride] / (double)(extent->n * extent->s);
+    *scale = gamma == 0 ? invstd : gamma[j] * invstd;
+    *slope = (REAL)(own * *scale * invstd * invstd * sum_product), *level = (REAL)(own * *scale * sum_grad);
+    grad_beta[j] = (REAL)sum_grad;
+    grad_gamma[j] = (REAL)(invstd * sum_product);
+    grad_mean[j] = (REAL)(-*scale * sum_grad);
+    grad_var[j] = (REAL)(-0.5 * *scale * invstd * grad_gamma[j]);
 }
 
 /* Take over running statistics that have been moved elsewhere, if they are finite; return whether they are. */

@@ -9,6 +9,7 @@ typedef REAL NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(REAL)), 
 #define LANES (32 / (int64_t)sizeof(REAL))
 
 #include "channels.h"
+#include "last.h"
 #include "products.h"
 #include "sampling.h"
 #include "weighting.h"

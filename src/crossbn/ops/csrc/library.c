@@ -1,7 +1,7 @@
 /* A norm's training step on the CPU: one call in forward, one or two in backward.
  *
  * Every function has a twin written with torch's operators, which is called where this file was not compiled (see
- * `ops/__init__.py`). Arrays are dense, in C order, but for the batch stride of x and y. n images, c channels, s
+ * `ops/__init__.py`). Arrays are dense, in C order, but for x and y, see `batch`. n images, c channels, s
  * positions of an image, r remembered steps, i numbers of a patch. Loops over channels run on `threads` threads; each
  * channel is one thread's, so results do not depend on their number.
  */
@@ -62,10 +62,11 @@ const struct field tables_fields[] = {TABLES(DESCRIBE, DESCRIBE){0, 0, sizeof(st
  *
  * n, c, s          images, channels, positions of an image
  * r, m, groups, i  remembered steps; rows [groups, i] of each
- * has_jacobian     whether there is a rest of d var / dW beside them */
+ * has_jacobian     whether there is a rest of d var / dW beside them
+ * is_last          whether the channels of input, gradient and output are next to each other */
 #define EXTENT(FIELD)                                                                                                  \
     FIELD('n', int64_t, n) FIELD('n', int64_t, c) FIELD('n', int64_t, s) FIELD('n', int64_t, r) FIELD('n', int64_t, m) \
-    FIELD('n', int64_t, groups) FIELD('n', int64_t, i) FIELD('n', int64_t, has_jacobian)
+    FIELD('n', int64_t, groups) FIELD('n', int64_t, i) FIELD('n', int64_t, has_jacobian) FIELD('n', int64_t, is_last)
 struct extent { EXTENT(DECLARE) };
 #define DESCRIBED extent
 const struct field extent_fields[] = {EXTENT(DESCRIBE){0, 0, sizeof(struct extent)}};
@@ -85,6 +86,8 @@ enum outcome {
 #define BLOCK 1024    /* numbers added in their own type before the sum goes on in double */
 #define MOST_STEPS 64 /* remembered ones; cpu.py asks for fewer */
 #define WIDE 16       /* channels whose samples are looked at together */
+#define CHUNK 256     /* channels that are looked at together where they are next to each other */
+#define FEW 128       /* rows of them that are added in their own type */
 #define ALIGNED 16    /* numbers: what lies in one array with others begins at a multiple; types.py has the same */
 const int64_t result_alignment = ALIGNED; /* for library.py to compare */
 

@@ -43,7 +43,7 @@ __attribute__((always_inline)) static inline void NAME(pool)(
  *
  * slots, seen      of the rings; steps that had been remembered when this one began
  * m, groups, i     rows [groups, i] of each step: the mean patch and, as patches, others
- * weight, y        of the operator, [c, i], and its input
+ * weight, y        of the operator, [c, i], and its input, whose strides are like those of x
  * mean, var, count rings: [c], [c], and the positions of a step
  * rows, at         rings: [m, groups, i] and <row, W> [m, c]
  * centred          ring, as patches: 2 (x - mean) / P [m, c]
@@ -64,6 +64,7 @@ __attribute__((always_inline)) static inline void NAME(pool)(
 #define MEMORY(FIELD)                                                                                                  \
     FIELD('n', int64_t, slots) FIELD('n', int64_t, seen) FIELD('n', int64_t, m) FIELD('n', int64_t, groups)            \
     FIELD('n', int64_t, i) FIELD('p', const REAL *, weight) FIELD('p', const REAL *, y) FIELD('n', int64_t, y_stride)  \
+    FIELD('n', int64_t, y_place)                                                                                       \
     FIELD('p', REAL *, mean) FIELD('p', REAL *, var) FIELD('p', REAL *, count) FIELD('p', REAL *, rows)                \
     FIELD('p', REAL *, at) FIELD('p', REAL *, centred) FIELD('p', REAL *, var_grad) FIELD('p', REAL *, var_at)         \
     FIELD('p', int64_t *, num_steps) FIELD('p', REAL *, results) FIELD('n', int64_t, remember)                         \
@@ -225,12 +226,12 @@ static enum outcome NAME(keep_samples)(const struct tables *tables, const struct
                                        const struct NAME(memory) *memory, int threads) {
     const int64_t c = tables->c, row = memory->groups * memory->i;
     OUT rows = memory->next_rows, at = memory->next_at, centred = memory->next_centred;
-    if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
+    if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->y_place, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(rows, memory->scratch, (size_t)row * sizeof(REAL));
     memset(centred, 0, (size_t)c * sizeof(REAL));
     /* The weights make x - mean of a patch less the mean patch: that is its product, and needs no products. */
-    NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
-                 memory->scratch, at + c, centred + c, rows + row, threads);
+    NAME(gather)(tables, memory->start, batch->x, batch->x_stride, batch->x_place, memory->y, memory->y_stride,
+                 memory->y_place, batch->today_mean, memory->scratch, at + c, centred + c, rows + row, threads);
     NAME(project_one)(rows, memory->groups, memory->i, memory->weight, c, at, threads);
     return NAME(agree)(batch, memory, rows, at, batch->today_mean, batch->today_var, 0, c) &&
                    NAME(agree_at)(batch, memory, rows + row, at + c, memory->scratch)
@@ -244,15 +245,15 @@ static enum outcome NAME(keep_gradients)(const struct tables *tables, const stru
                                          const struct NAME(memory) *memory, int threads) {
     const int64_t c = tables->c, amount = tables->amount, groups = memory->groups, i = memory->i, row = groups * i;
     OUT mean_grad = memory->next_rows, mean_at = memory->next_at, var_grad = memory->next_var_grad;
-    if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->scratch, threads)) return NOT_REMEMBERED;
+    if (!NAME(find_mean_patch)(tables, memory->y, memory->y_stride, memory->y_place, memory->scratch, threads)) return NOT_REMEMBERED;
     memcpy(mean_grad, memory->scratch, (size_t)row * sizeof(REAL));
     OUT centred = memory->scratch, scaled = centred + amount * c, patches = scaled + amount * c;
     for (int64_t j = 0; j < c; j++)
         mean_at[j] = NAME(dot)(mean_grad + j / (c / groups) * i, memory->weight + j * i, i);
     if (!NAME(agree)(batch, memory, mean_grad, mean_at, batch->today_mean, batch->today_var, 0, c))
         return NOT_THE_OPERATOR;
-    NAME(gather)(tables, memory->start, batch->x, batch->x_stride, memory->y, memory->y_stride, batch->today_mean,
-                 mean_grad, centred, scaled, patches, threads);
+    NAME(gather)(tables, memory->start, batch->x, batch->x_stride, batch->x_place, memory->y, memory->y_stride,
+                 memory->y_place, batch->today_mean, mean_grad, centred, scaled, patches, threads);
     if (!NAME(agree_at)(batch, memory, patches, centred, patches + amount * row)) return NOT_THE_OPERATOR;
     NAME(spread_all)(patches, amount, groups, i, scaled, c, 1, var_grad, worth(threads, amount * c * i));
     for (int64_t j = 0; j < c; j++) memory->next_var_at[j] = NAME(dot)(var_grad + j * i, memory->weight + j * i, i);
@@ -317,17 +318,21 @@ int NAME(step)(struct NAME(batch) *batch, struct NAME(memory) *memory, const str
 #pragma omp parallel for num_threads(parts) if (parts > 1)
     for (int part = 0; part < parts; part++) {
         const int64_t begin = c * part / parts, end = c * (part + 1) / parts;
+        if (batch->x_place != 0 && !batch->has_moments)
+            NAME(moments_last)(batch->x, batch->n, batch->s, batch->x_stride, batch->x_place, begin, end,
+                               batch->today_mean, batch->today_var);
         if (sampled)
             NAME(project)(memory->rows, r * m, groups, i, memory->weight, c, begin, end, memory->var_coefficient);
         for (int64_t start = begin; start < end; start += WIDE) {
             const int64_t stop = least(start + WIDE, end);
-            for (int64_t j = start; j < stop; j++) NAME(find_moments)(batch, j);
+            for (int64_t j = start; j < stop && batch->x_place == 0; j++) NAME(find_moments)(batch, j);
             if (sampled) NAME(pool_samples_of)(batch, memory, start, stop - start);
             for (int64_t j = start; j < stop; j++) {
                 if (!sampled) NAME(pool_gradients_of)(batch, memory, j);
-                NAME(normalize)(batch, j);
+                if (batch->x_place == 0) NAME(normalize)(batch, j);
             }
         }
+        if (batch->x_place != 0) NAME(normalize_last)(batch, begin, end);
     }
     if (!NAME(is_finite)(batch->today_var, c)) return NOT_FINITE;
     for (int64_t j = 0; j < c; j++)

@@ -4,15 +4,17 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["channels"])
+@triton.jit(do_not_specialize=["channels", "share_channel"])
 def backward_vectors(
-    sum_grad, sum_product, gamma, invstd, share, grad_mean, grad_var, grad_gamma, own_grad, own_product,
-    channels, positions, HAS_GAMMA: tl.constexpr, CHANNELS: tl.constexpr,
+    sum_grad, sum_product, gamma, var, share, share_channel,
+    invstd, grad_mean, grad_var, grad_gamma, own_grad, own_product,
+    channels, positions, eps, HAS_GAMMA: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Make the vectors of `functional/normalize.py` from the sums of g and of g (x - mean)."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     own = channel < channels
-    inverse = tl.load(invstd + channel, mask=own, other=0.0)
+    inverse = tl.rsqrt(tl.load(var + channel, mask=own, other=1.0) + eps)
+    tl.store(invstd + channel, inverse, mask=own)
     grad, product = (
         tl.load(sum_grad + channel, mask=own, other=0.0),
         tl.load(sum_product + channel, mask=own, other=0.0),
@@ -23,7 +25,7 @@ def backward_vectors(
     tl.store(grad_mean + channel, scale * grad, mask=own)
     tl.store(grad_var + channel, scale * inverse * inverse * product * 0.5, mask=own)
     tl.store(grad_gamma + channel, product * inverse, mask=own)
-    part = tl.load(share) / positions
+    part = tl.load(share + channel * share_channel, mask=own, other=0.0) / positions
     tl.store(own_grad + channel, grad * part, mask=own)
     tl.store(own_product + channel, product * part, mask=own)
 

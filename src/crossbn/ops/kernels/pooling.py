@@ -131,25 +131,24 @@ def _slope_of(products, at, slope, step, channel, own, channels, samples, SAMPLE
     return tl.load(slope + step * channels + channel, mask=own, other=0.0)
 
 
-@triton.jit(do_not_specialize=["channels", "of_group", "size", "samples", "amount", "steps"])
+@triton.jit(do_not_specialize=["channels", "of_others", "of_group", "size", "samples", "amount", "steps"])
 def pool(
-    today_mean, today_var, past_mean, past_var, count, variogram, num_steps, given_finite,
+    today_mean, today_var, past_mean, past_var, count, variogram, num_steps, others,
     products, at, slope, var_grad, of_today, centred, rows, weight,
     mean, var, invstd, share, dvar_dvar, step_weight, coefficient, jacobian, differences, keep, bessel,
-    channels, of_group, size, samples, amount, steps, positions, decay, price, eps, tolerance, rounding,
-    AUTOMATIC: tl.constexpr, SAMPLED: tl.constexpr, GIVEN: tl.constexpr, CHECKED: tl.constexpr, LOOKED: tl.constexpr,
+    channels, of_others, of_group, size, samples, amount, steps, positions, decay, price, eps, tolerance, rounding,
+    AUTOMATIC: tl.constexpr, SAMPLED: tl.constexpr, CHECKED: tl.constexpr, LOOKED: tl.constexpr,
     AGES: tl.constexpr, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Pool today's moments with the remembered ones at today's weights: see `functional/pooling.py`.
 
     Each program looks itself whether the step is sound, which is cheap. Where it is not it is BatchNorm's, and `keep`
-    is 0. CHECKED: there are today's rows to look at. LOOKED: inputs may be infinite without the moments knowing.
-    GIVEN: whether all other channels of the norm are finite is told. `differences` [programs, R] are sums, by age.
+    is 0; `keep` has the number of the step as well. CHECKED: there are today's rows to look at. LOOKED: inputs may be
+    infinite without the moments knowing. The variances `others` of other channels of the norm must be finite as well.
+    `differences` [programs, R] are sums, by age.
     """
     seen, program = tl.load(num_steps), tl.program_id(0)
-    accept = _all_finite(today_var, channels, MANY)
-    if GIVEN:
-        accept = accept & (tl.load(given_finite) != 0)
+    accept = _all_finite(today_var, channels, MANY) & _all_finite(others, of_others, MANY)
     sound = accept
     if CHECKED:
         theirs = _is_theirs(
@@ -197,6 +196,10 @@ def pool(
     tl.store(mean + channel, today + centre, mask=own)
     tl.store(var + channel, total, mask=own)
     tl.store(invstd + channel, tl.rsqrt(tl.where(own, total + eps, 1.0)), mask=own)
+    counted = tl.load(count + slots, mask=(ages < steps) & (weights > 0), other=0.0)
+    whole = tl.sum(counted, 0) + positions
+    tl.store(share + channel, tl.zeros([CHANNELS], tl.float32) + own_share, mask=own)
+    tl.store(bessel + channel, tl.zeros([CHANNELS], tl.float32) + whole / (whole - 1.0), mask=own)
     if AUTOMATIC:
         unit, deviation_today = tl.maximum(total, _TINY), tl.sqrt(spread)
         for age in range(steps):
@@ -226,9 +229,6 @@ def pool(
                 grad += valid[:, None] * tl.load(of_step, mask=mask, other=0.0)
             tl.store(jacobian + channel[:, None].to(tl.int64) * size + number[None, :], grad, mask=mask)
     if program == 0:
-        counted = tl.load(count + slots, mask=(ages < steps) & (weights > 0), other=0.0)
-        whole = tl.sum(counted, 0) + positions
-        tl.store(share, own_share)
         tl.store(step_weight + slots, weights * own_share, mask=ages < steps)
         tl.store(keep, tl.where(accept & sound, 1, 0))
-        tl.store(bessel, whole / (whole - 1.0))
+        tl.store(keep + 1, seen)

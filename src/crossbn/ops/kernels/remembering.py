@@ -9,29 +9,30 @@ from crossbn.ops.kernels.pooling import is_finite
 _RATE = tl.constexpr(AVERAGING_RATE)
 
 
+@triton.jit
+def _moved(running, target, factor, channel, own, momentum):
+    before = tl.load(running + channel, mask=own, other=0.0)
+    return before + momentum * (tl.load(target + channel, mask=own, other=0.0) * factor - before)
+
+
 @triton.jit(do_not_specialize=["channels", "momentum"])
 def move_running(mean, var, bessel, running_mean, running_var, tracked, channels, momentum, MANY: tl.constexpr):
     """Move the running statistics, if all of them stay finite: one program."""
-    unbiased, wrong = tl.load(bessel), 0
+    wrong = 0
     for begin in range(0, channels, MANY):
         channel = begin + tl.arange(0, MANY)
         own = channel < channels
-        before, after = (
-            tl.load(running_mean + channel, mask=own, other=0.0),
-            tl.load(mean + channel, mask=own, other=0.0),
-        )
-        ends = before + momentum * (after - before)
-        before, after = tl.load(running_var + channel, mask=own, other=0.0), tl.load(var + channel, mask=own, other=0.0)
-        ends += before + momentum * (after * unbiased - before)
+        unbiased = tl.load(bessel + channel, mask=own, other=0.0)
+        ends = _moved(running_mean, mean, 1.0, channel, own, momentum)
+        ends += _moved(running_var, var, unbiased, channel, own, momentum)
         wrong += tl.sum((is_finite(ends) == 0).to(tl.int32), 0)
     if wrong == 0:
         for begin in range(0, channels, MANY):
             channel = begin + tl.arange(0, MANY)
             own = channel < channels
-            before, after = tl.load(running_mean + channel, mask=own), tl.load(mean + channel, mask=own)
-            tl.store(running_mean + channel, before + momentum * (after - before), mask=own)
-            before, after = tl.load(running_var + channel, mask=own), tl.load(var + channel, mask=own)
-            tl.store(running_var + channel, before + momentum * (after * unbiased - before), mask=own)
+            unbiased = tl.load(bessel + channel, mask=own, other=0.0)
+            tl.store(running_mean + channel, _moved(running_mean, mean, 1.0, channel, own, momentum), mask=own)
+            tl.store(running_var + channel, _moved(running_var, var, unbiased, channel, own, momentum), mask=own)
         tl.store(tracked, tl.load(tracked) + 1)
 
 
@@ -48,12 +49,13 @@ def remember(
     channels, row_size, at_size, bulk_size, steps, programs, positions,
     AUTOMATIC: tl.constexpr, SAMPLED: tl.constexpr, AGES: tl.constexpr, COPIED: tl.constexpr,
 ):  # fmt: skip
-    """Write today's step over the oldest one, if it is to be kept; `num_steps` is left to the caller.
+    """Write today's step over the oldest one, if it is to be kept.
 
-    `bulk` are deviations where there are samples, else gradients.
+    `bulk` are deviations where there are samples, else gradients. Which step it is `keep` tells, because one program
+    counts it while others may still have to look.
     """
     if tl.load(keep) != 0:
-        seen, program = tl.load(num_steps), tl.program_id(0)
+        seen, program = tl.load(keep + 1), tl.program_id(0)
         slot, index = seen % steps, program.to(tl.int64) * COPIED + tl.arange(0, COPIED)
         _copy(ring_mean, slot, mean, channels, index)
         _copy(ring_var, slot, var, channels, index)
@@ -64,6 +66,7 @@ def remember(
             _copy(ring_var_at, slot, var_at, channels, index)
         if program == 0:
             tl.store(ring_count + slot, positions)
+            tl.store(num_steps, seen + 1)
             if AUTOMATIC:
                 ages = tl.arange(0, AGES)
                 found = tl.zeros([AGES], tl.float32)

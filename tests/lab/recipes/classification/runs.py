@@ -12,7 +12,7 @@ SMALL = Recipe(
     data="digits", model="resnet8", width=4, batch_size=4, epochs=2, train_images=40, test_images=30, learning_rate=0.02
 )
 # Of a checkpoint, what differs between two runs that compute the same.
-_TIMES = ("classification/seconds", "classification/seconds_per_step")
+_TIMES = tuple(f"classification/{name}" for name in ("seconds", "seconds_per_step", "times/busy", "times/waited"))
 
 
 class CrashError(RuntimeError):

@@ -1,25 +1,24 @@
 """Two processes on gloo: started by torchrun and by the engine's own launcher."""
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import crossbn
+from crossbn.lab import records
 from crossbn.lab.recipes.classification import Machine, Recipe, train
 from tests.lab.recipes.classification.runs import SMALL, Fragile, differences
+from tests.lab.recipes.processes import ROOT, states, torchrun
 
-ROOT = Path(__file__).parents[4]
 CBN = replace(SMALL, burn_in_epochs=0.2, test_images=31)
 SWITCHING = replace(SMALL, norm="bn", switch_norm="sync_bn", switch_epoch=1.0)
-NEVER = 10**9
+NEVER = str(10**9)
 
 
 def work(name: str, folder: Path, forward: int) -> None:
@@ -37,22 +36,10 @@ def work(name: str, folder: Path, forward: int) -> None:
     torch.save(state, folder / f"{os.environ['RANK']}.pt")
 
 
-def torchrun(name: str, folder: Path, forward: int = NEVER) -> int:
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words, name, str(folder), str(forward)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode
-
-
-def states(folder: Path) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
-    assert torchrun("cbn", folder) == 0
+    assert torchrun(__name__, "cbn", folder, NEVER) == 0
     return folder
 
 
@@ -73,19 +60,17 @@ def test_parameters_are_shared_and_histories_are_not(straight: Path) -> None:
 
 @pytest.mark.slow
 def test_record_is_of_both_processes(straight: Path) -> None:
-    (line,) = (straight / "record.jsonl").read_text().splitlines()
-    record = json.loads(line)
-    assert (record["processes"], record["tested_images"], len(record["curve"])) == (2, 31, 2)
-    assert all(
-        point["test_accuracy"] * 31 == pytest.approx(round(point["test_accuracy"] * 31)) for point in record["curve"]
-    )
+    (record,) = records.read(straight / "record.jsonl")
+    curve = record.values["curve"]
+    assert (record.settings["processes"], record.values["tested_images"], len(curve)) == (2, 31, 2)
+    assert all(point["test_accuracy"] * 31 == pytest.approx(round(point["test_accuracy"] * 31)) for point in curve)
 
 
 @pytest.mark.slow
 def test_goes_on_bit_for_bit(straight: Path, tmp_path: Path) -> None:
-    assert torchrun("cbn", tmp_path, forward=7) == 1
+    assert torchrun(__name__, "cbn", tmp_path, "7") == 1
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 7
-    assert torchrun("cbn", tmp_path) == 0
+    assert torchrun(__name__, "cbn", tmp_path, NEVER) == 0
     for expected, found in zip(states(straight), states(tmp_path), strict=True):
         assert differences(expected, found) == []
     assert differences(*(torch.load(folder / "last.ckpt", weights_only=True) for folder in (straight, tmp_path))) == []
@@ -101,13 +86,13 @@ def test_engines_own_launcher_computes_the_same(straight: Path, tmp_path: Path) 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.count("test images after 2 epochs") == 1
     assert done.stderr.count("epoch 2: loss") == 1
-    records = [json.loads((folder / "record.jsonl").read_text()) for folder in (straight, tmp_path)]
-    assert records[0]["curve"] == records[1]["curve"]
+    curves = [records.read(folder / "record.jsonl")[0].values["curve"] for folder in (straight, tmp_path)]
+    assert curves[0] == curves[1]
 
 
 @pytest.mark.slow
 def test_norms_that_join_processes_can_be_switched_to(tmp_path: Path) -> None:
-    assert torchrun("switching", tmp_path) == 0
+    assert torchrun(__name__, "switching", tmp_path, NEVER) == 0
     first, second = (state["model"] for state in states(tmp_path))
     buffers = [name for name in first if name.endswith(("running_mean", "running_var"))]
     # The first process's are broadcast before each step; after it they are still alike only if it was a joint one.

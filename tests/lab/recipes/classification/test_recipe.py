@@ -8,16 +8,17 @@ from torch import nn
 
 from crossbn.convert import cross_iteration_norms
 from crossbn.integrations.lightning import CrossIterationNorm
+from crossbn.lab.models import build_network
 from crossbn.lab.recipes.classification import Recipe, RecipeError
-from crossbn.lab.recipes.classification.networks import build_network
-from crossbn.lab.recipes.classification.norms import default_options, give_norm_, switch_norm_
-from crossbn.lab.recipes.classification.order import Plan
+from crossbn.lab.recipes.classification.norms import give_norm_
+from crossbn.lab.recipes.norms import switch_norm_
+from crossbn.lab.recipes.order import Plan
 from crossbn.nn import BatchRenorm, SparseSwitchNorm
 
 
 def test_learning_rate_and_window_follow_the_batch() -> None:
-    assert [Recipe(batch_size=size).effective_learning_rate for size in (1, 4, 32)] == [0.1 / 32, 0.1 / 8, 0.1]
-    assert Recipe(batch_size=4, learning_rate=0.5).effective_learning_rate == 0.5
+    assert [Recipe(batch_size=size).effective_learning_rate() for size in (1, 4, 32)] == [0.1 / 32, 0.1 / 8, 0.1]
+    assert Recipe(batch_size=4, learning_rate=0.5).effective_learning_rate() == 0.5
     assert [Recipe(batch_size=size).effective_window for size in (1, 2, 4, 16)] == [8, 8, 4, 1]
     assert Recipe(batch_size=4, window=6).effective_window == 6
 
@@ -34,9 +35,19 @@ def test_equal_recipes_are_the_same_work_whatever_wraps() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"points": 0}, "points must be at least 1, got 0"),
         ({"learning_rate": -1}, "learning_rate must be at least 0, got -1"),
-        ({"norm": "xn"}, "norm must be one of bn, sync_bn,.* got 'xn'"),
-        ({"norm": None}, "norm must be one of .* got None"),
-        ({"reparametrize": "xs"}, "reparametrize must be one of wn, ws, got 'xs'"),
+        ({"norm": "cbm"}, "there is no norm 'cbm': did you mean cbn"),
+        ({"norm": None}, "there is no norm None"),
+        ({"reparametrize": "xs"}, "there is no reparametrization 'xs': "),
+        ({"norm": "bn", "window": 4}, "a window is of cbn and naive_cbn, got norm 'bn' and window 4: leave one"),
+        (
+            {"norm": "bn", "switch_norm": "cbn", "switch_epoch": 100},
+            "switch_epoch 100 is not before the end, after 100",
+        ),
+        ({"norm": "bn", "switch_epoch": 1}, "switch_epoch and switch_options are of a switch_norm, which is not given"),
+        ({"norm_options": {"foo": 1}}, "no option is called 'foo'; there are window, burn_in, order"),
+        ({"norm_options": {"order": 3}}, "order must be one of 0, 1, 2, got 3"),
+        ({"norm": "gn", "norm_options": {"foo": 1}}, "Group Normalization: there is no option 'foo': there are eps"),
+        ({"norm": "bn", "switch_norm": "gn", "switch_options": {"foo": 1}}, "there is no option 'foo'"),
         ({"norm": "gn", "switch_norm": "bn"}, "not from gn to bn"),
         ({"norm": "bn", "switch_norm": "ssn"}, "not from bn to ssn"),
     ],
@@ -46,14 +57,19 @@ def test_values_out_of_range_are_refused(changes: dict[str, Any], message: str) 
         Recipe(**changes)
 
 
-@pytest.mark.parametrize(("model", "width", "groups"), [("resnet8", 16, 8), ("resnet8", 1, 1), ("resnet18", 16, 32)])
-def test_group_norm_of_narrow_networks_has_fewer_groups(model: str, width: int, groups: int) -> None:
-    assert default_options(Recipe(model=model, width=width), "gn", 100) == {"groups": groups}
+@pytest.mark.parametrize(("width", "groups"), [(16, 8), (1, 1), (5, 1), (128, 32)])
+def test_group_norm_of_narrow_networks_has_fewer_groups(width: int, groups: int) -> None:
+    assert Recipe(model="resnet8", width=width).default_options("gn") == {"groups": groups}
+    assert Recipe(model="resnet18", width=width).default_options("gn") == {}
+
+
+def test_a_window_may_be_that_of_the_other_norm() -> None:
+    assert Recipe(norm="bn", switch_norm="cbn", switch_epoch=1, window=3).effective_window == 3
 
 
 def given(recipe: Recipe) -> tuple[nn.Module, Plan, Any]:
     plan = Plan.of(recipe, 40, 1)
-    network = build_network(recipe.model, 1, 3, 4)
+    network = build_network(recipe.model, 1, 3, recipe.width)
     return network, plan, give_norm_(network, recipe, plan)
 
 
@@ -92,8 +108,8 @@ def test_switching_keeps_the_parameters(norm: str, after: str) -> None:
 
 @pytest.mark.parametrize("norm", ["gn", "cbn", "brn"])
 def test_unknown_options_are_told_with_the_norm(norm: str) -> None:
-    with pytest.raises(RecipeError, match=r"Norm.*: .*no_such_option|Renorm.*: .*no_such_option"):
-        given(Recipe(model="resnet8", norm=norm, norm_options={"no_such_option": 1}))
+    with pytest.raises(RecipeError, match="no_such_option"):
+        Recipe(model="resnet8", norm=norm, norm_options={"no_such_option": 1})
 
 
 def test_weights_are_reparametrized_before_the_norms_look_at_them() -> None:

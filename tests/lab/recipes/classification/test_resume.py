@@ -1,21 +1,24 @@
 """A run that is stopped goes on bit for bit: weights, optimizer, history, curve, everything in the last checkpoint."""
 
+import logging
 import os
 import signal
-import subprocess
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
-from crossbn.lab.recipes.classification import Machine, Progress, Recipe, RecipeError, train
+from crossbn.integrations.lightning import LOGGER
+from crossbn.lab.recipes.checkpoints import CheckpointError
+from crossbn.lab.recipes.classification import Machine, OtherRunError, Progress, Recipe, RecipeError, train
 from tests.lab.recipes.classification.runs import SMALL, CrashError, Fragile, differences, finish
+from tests.lab.recipes.processes import kill_after_a_checkpoint
 
 # Two epochs of 10 forwards; three points, after 7, 14 and 20 of them.
 RECIPE = replace(SMALL, points=3)
@@ -99,7 +102,7 @@ def test_goes_on_whatever_the_recipe(changes: dict[str, Any], tmp_path: Path) ->
 
 @pytest.fixture
 def _news_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crossbn.lab.recipes.classification import clock
+    from crossbn.lab.recipes import clock
 
     monkeypatch.setattr(clock, "_SECONDS_BETWEEN_NEWS", 0.0)
 
@@ -153,9 +156,77 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     crash(RECIPE, tmp_path, 3)
     with pytest.raises(RecipeError, match=r"last.ckpt is of another run: norm 'cbn', not 'bn', seed 0, not 5"):
         train(replace(RECIPE, norm="bn", seed=5), tmp_path)
-    (tmp_path / "last.ckpt").write_text("something else")
-    with pytest.raises(RecipeError, match=r"last.ckpt is no checkpoint of a classification"):
+    for name in ("last.ckpt", "previous.ckpt"):
+        (tmp_path / name).write_text("something else")
+    with pytest.raises(OtherRunError, match=r"last.ckpt is no checkpoint of a classification"):
         train(RECIPE, tmp_path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [cut, flip, remove])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    damage: Callable[[Path], None], straight: dict[str, Any], tmp_path: Path
+) -> None:
+    assert crash(RECIPE, tmp_path, 6) == 6
+    damage(tmp_path / "last.ckpt")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    LOGGER.addHandler(handler)
+    level = LOGGER.level
+    LOGGER.setLevel(logging.INFO)
+    try:
+        resumed = go_on(RECIPE, tmp_path)[1]
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(level)
+    assert differences(straight, resumed) == []
+    told = [line for line in said if "going on from previous.ckpt, the one before it, at step 5" in line]
+    assert len(told) == (damage is not remove)
+
+
+def test_a_full_disk_is_told_and_leaves_the_last_checkpoint(
+    straight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(RECIPE, tmp_path, 3)
+    kept = {name: (tmp_path / name).read_bytes() for name in ("last.ckpt", "previous.ckpt")}
+    save = torch.save
+
+    class Full:
+        """A file on a disk that is full after a kilobyte."""
+
+        left = 1000
+
+        def write(self, content: Any) -> int:
+            self.left -= len(content)
+            if self.left < 0:
+                raise OSError(28, "No space left on device")
+            return len(content)
+
+        def flush(self) -> None: ...
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", lambda checkpoint, _: save(checkpoint, cast(Any, Full())))
+        with pytest.raises(
+            CheckpointError, match=r"last\.ckpt cannot be written: No space left on device; the one before"
+        ):
+            train(replace(RECIPE, wrap=lambda network, _: Fragile(network, 10**9)), tmp_path, machine=OFTEN)
+    assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
+    assert not (tmp_path / "last.ckpt.part").exists()
+    assert differences(straight, go_on(RECIPE, tmp_path)[1]) == []
 
 
 def test_a_complete_checkpoint_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,14 +253,7 @@ def run_in_a_process(folder: str) -> None:
 @pytest.mark.parametrize("patience", [0.0, 0.13, 0.41])
 def test_goes_on_after_kill_9(patience: float, tmp_path: Path) -> None:
     recipe = replace(SMALL, epochs=4, points=3)
-    command = [sys.executable, "-W", "error", "-m", __name__, str(tmp_path / "killed")]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[4])
-    while not (tmp_path / "killed" / "last.ckpt").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(patience)
-    process.kill()
-    process.wait()
+    kill_after_a_checkpoint(__name__, tmp_path / "killed", patience)
     straight, resumed = (finish(recipe, tmp_path / name) for name in ("straight", "killed"))
     assert differences(straight[1], resumed[1]) == []
     assert straight[0].curve == resumed[0].curve

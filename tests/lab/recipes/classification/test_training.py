@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import crossbn
+from crossbn.lab.models import build_network
 from crossbn.lab.recipes.classification import Machine, Point, Progress, Recipe, RecipeError, train
-from crossbn.lab.recipes.classification.networks import build_network
-from crossbn.lab.recipes.classification.order import Order, Plan
-from crossbn.lab.recipes.classification.sources import load_images
+from crossbn.lab.recipes.classification.images import load_images
+from crossbn.lab.recipes.order import Order, Plan
+from crossbn.lab.recipes.recipe import DivergedError
+from crossbn.lab.records import Record, RecordError, locked
+from tests.lab.data.test_folders import write_images
 from tests.lab.recipes.classification.runs import SMALL, finish
+
+NAMES = [".lock", "last.ckpt", "log", "previous.ckpt", "record.jsonl"]
 
 
 def plain_loop(recipe: Recipe) -> tuple[nn.Module, list[float]]:
@@ -27,7 +33,7 @@ def plain_loop(recipe: Recipe) -> tuple[nn.Module, list[float]]:
     if recipe.norm == "cbn":
         burn_in = round(recipe.burn_in_epochs * plan.forwards_per_epoch)
         crossbn.convert_(network, batch_size=recipe.batch_size, burn_in=burn_in)
-    rate = recipe.effective_learning_rate
+    rate = recipe.effective_learning_rate()
     optimizer = torch.optim.SGD(network.parameters(), rate, momentum=0.9, weight_decay=1e-4)
     losses = []
     for number, draw in enumerate(Order(plan, range(plan.forwards), recipe.seed)):
@@ -100,7 +106,7 @@ def test_random_numbers_of_the_caller_are_let_be() -> None:
 
 
 def test_watch_hears_points_and_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crossbn.lab.recipes.classification import clock
+    from crossbn.lab.recipes import clock
 
     monkeypatch.setattr(clock, "_SECONDS_BETWEEN_NEWS", 0.0)
     heard: list[Point | Progress] = []
@@ -119,18 +125,88 @@ def test_record_log_and_checkpoint(tmp_path: Path) -> None:
     recipe = replace(SMALL, norm_options={"order": 2}, seed=4)
     outcome = train(recipe, tmp_path)
     (line,) = (tmp_path / "record.jsonl").read_text().splitlines()
-    record = json.loads(line)
-    told = {name: record[name] for name in recipe.settings()}
-    assert Recipe(**told) == recipe
-    assert [Point(**point) for point in record["curve"]] == list(outcome.curve)
-    assert (record["accuracy"], record["window_used"], record["processes"]) == (outcome.accuracy, 4, 1)
-    assert {"crossbn", "torch", "lightning", "torchvision"} <= record["versions"].keys()
-    assert {"machine", "commit", "seconds", "seconds_per_step"} <= record.keys()
+    record = Record.from_json(line)
+    assert (record.kind, record.seed, record.settings["processes"]) == ("classify", 4, 1)
+    told = {name: value for name, value in record.settings.items() if name != "processes"}
+    assert Recipe(**told, seed=record.seed) == recipe
+    assert [Point(**point) for point in record.values["curve"]] == list(outcome.curve)
+    assert (record.values["accuracy"], record.values["window_used"]) == (outcome.accuracy, 4)
+    assert record.values["learning_rate_used"] == 0.02
+    assert {"tested_images", "seconds", "seconds_per_step", "waiting_share"} <= record.values.keys()
+    assert {"crossbn", "torch", "lightning", "torchvision"} <= record.environment["versions"].keys()
     assert [path.name.startswith("events.out") for path in (tmp_path / "log").glob("events*")] == [True]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "log", "record.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
     again = train(recipe, tmp_path)
-    assert again.curve == outcome.curve
+    assert again == outcome
     assert (tmp_path / "record.jsonl").read_text().splitlines() == [line]
+
+
+def test_a_finished_run_is_told_without_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = train(SMALL, tmp_path)
+    for path in (tmp_path / "last.ckpt", tmp_path / "previous.ckpt"):
+        path.unlink()
+    monkeypatch.setitem(sys.modules, "crossbn.lab.recipes.run", None)
+    assert train(SMALL, tmp_path) == outcome
+
+
+def test_a_damaged_record_is_noticed_before_training(tmp_path: Path) -> None:
+    (tmp_path / "record.jsonl").write_text('{"kind": "classify", "na')
+    with pytest.raises(RecordError, match=r"line 1 of .*record\.jsonl is not a record of crossbn's"):
+        train(SMALL, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["record.jsonl"]
+    train(replace(SMALL, epochs=1), tmp_path, fresh=True)
+    assert len((tmp_path / "record.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_record_of_before_counts(tmp_path: Path) -> None:
+    outcome = train(SMALL, tmp_path)
+    record = Record.from_json((tmp_path / "record.jsonl").read_text())
+    made = {name: record.environment[name] for name in ("versions", "machine", "commit")}
+    values = {name: value for name, value in record.values.items() if name != "waiting_share"}
+    old = {**record.settings, "seed": record.seed, **values, **made}
+    (tmp_path / "record.jsonl").write_text(json.dumps(old) + "\n")
+    (tmp_path / "last.ckpt").unlink()
+    assert train(SMALL, tmp_path) == replace(outcome, waiting_share=0.0)
+
+
+def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(RecordError, match=f"another process works in {tmp_path}: wait for it, or"):
+        train(SMALL, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def explode(network: nn.Module, _: Recipe) -> nn.Module:
+    class Explosion(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += self.training
+            return x * math.inf if self.training and self.calls == 13 else x
+
+    assert isinstance(network, nn.Sequential)
+    return nn.Sequential(network, Explosion())
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
+    recipe = replace(SMALL, norm="bn", wrap=explode)
+    with pytest.raises(
+        DivergedError, match=r"the loss is not finite after \d+ steps: a learning rate below 0\.02 may help"
+    ):
+        train(recipe, tmp_path, machine=Machine(checkpoint_steps=1))
+    kept = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 12
+    assert all(value.isfinite().all() for value in kept["state_dict"].values())
+    assert not (tmp_path / "record.jsonl").exists()
+
+
+def test_who_keeps_going_gets_a_record_without_nan(tmp_path: Path) -> None:
+    outcome = train(replace(SMALL, norm="bn", wrap=explode), tmp_path, machine=Machine(keep_going=True))
+    assert math.isnan(outcome.curve[-1].train_loss)
+    (line,) = (tmp_path / "record.jsonl").read_text().splitlines()
+    assert "NaN" not in line
+    assert Record.from_json(line).values["curve"][-1]["train_loss"] is None
+    again = train(replace(SMALL, norm="bn"), tmp_path)
+    assert math.isnan(again.curve[-1].train_loss)
 
 
 def test_log_has_the_curve_and_the_learning_rate(tmp_path: Path) -> None:
@@ -172,7 +248,7 @@ def test_precision(precision: str) -> None:
 
 
 def test_grey_images_for_a_network_that_takes_three_channels() -> None:
-    recipe = replace(SMALL, model="squeezenet1_1", norm="bn", image_size=33, train_images=8, epochs=1)
+    recipe = replace(SMALL, model="shufflenet_v2_x0_5", norm="bn", image_size=33, train_images=8, epochs=1)
     assert len(train(recipe).curve) == 1
 
 
@@ -195,3 +271,12 @@ def test_one_value_per_channel_is_told() -> None:
 def test_what_cannot_be_had_is_told(recipe: Recipe, machine: Machine, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         train(recipe, machine=machine)
+
+
+def test_training_does_not_depend_on_who_prepares_the_batches(tmp_path: Path) -> None:
+    recipe = replace(
+        SMALL, data=str(write_images(tmp_path)), batch_size=2, image_size=8, train_images=None, test_images=None
+    )
+    alone, helped = (train(recipe, machine=Machine(workers=workers)) for workers in (0, 2))
+    assert alone.curve == helped.curve
+    assert (len(alone.curve), alone.test_images) == (2, 4)

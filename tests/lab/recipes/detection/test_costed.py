@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from crossbn.lab.cost import find_model
 from crossbn.lab.cost.suites import make_suite
+from crossbn.lab.models import find_model
 from crossbn.lab.recipes.detection.costed import CostedDetector
 
 

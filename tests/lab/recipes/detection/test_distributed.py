@@ -1,8 +1,6 @@
 """Two processes on gloo, started by torchrun."""
 
-import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +10,11 @@ import torch
 from torch import nn
 
 import crossbn
+from crossbn.lab import records
 from crossbn.lab.recipes.detection import Machine, Recipe, train
 from tests.lab.recipes.detection.runs import SMALL
+from tests.lab.recipes.processes import states, torchrun
 
-ROOT = Path(__file__).parents[4]
 RUN = replace(SMALL, model="mask_rcnn", norm="bn", switch_norm="sync_bn", switch_epoch=1.0)
 CBN = replace(SMALL, model="mask_rcnn")
 
@@ -35,30 +34,25 @@ def work(name: str, folder: Path) -> None:
     torch.save(state, folder / f"{os.environ['RANK']}.pt")
 
 
-def torchrun(name: str, folder: Path) -> None:
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__, name, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-
-
 @pytest.mark.slow
 def test_weights_are_shared_histories_are_not_and_all_images_are_scored(tmp_path: Path) -> None:
-    torchrun("cbn", tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torchrun(__name__, "cbn", tmp_path) == 0
+    first, second = states(tmp_path)
     parameters = [name for name in first["model"] if name.endswith(("weight", "bias"))]
     assert [name for name in parameters if not torch.equal(first["model"][name], second["model"][name])] == []
     means = [name for name in first["history"] if name.endswith("/mean")]
     assert means
     assert not any(torch.allclose(first["history"][name], second["history"][name]) for name in means)
-    record = json.loads((tmp_path / "record.jsonl").read_text())
-    assert (record["processes"], record["tested_images"], record["learning_rate_used"]) == (2, 3, 0.005)
-    assert record["scores"]["mask AP"] is not None
+    (record,) = records.read(tmp_path / "record.jsonl")
+    values = record.values
+    assert (record.settings["processes"], values["tested_images"], values["learning_rate_used"]) == (2, 3, 0.005)
+    assert values["scores"]["mask AP"] is not None
 
 
 @pytest.mark.slow
 def test_synchronized_norms_can_be_switched_to(tmp_path: Path) -> None:
-    torchrun("switching", tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True)["model"] for rank in range(2))
+    assert torchrun(__name__, "switching", tmp_path) == 0
+    first, second = (state["model"] for state in states(tmp_path))
     buffers = [name for name in first if name.endswith(("running_mean", "running_var"))]
     # The first process's are broadcast before each step; after it they are still alike only if it was a joint one.
     assert [name for name in buffers if not torch.allclose(first[name], second[name], rtol=1e-4)] == []

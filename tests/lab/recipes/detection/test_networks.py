@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 import crossbn
 from crossbn.compat import ensure_torchvision
-from crossbn.lab.cost import count_step
-from crossbn.lab.recipes.classification.order import Plan
+from crossbn.lab.cost.flops import count_step
 from crossbn.lab.recipes.detection import Recipe, RecipeError
 from crossbn.lab.recipes.detection.networks import build_network
-from crossbn.lab.recipes.detection.norms import give_norm_, switch_norm_
+from crossbn.lab.recipes.detection.norms import give_norm_
+from crossbn.lab.recipes.norms import switch_norm_
+from crossbn.lab.recipes.order import Plan
 from tests.lab.recipes.detection.runs import SMALL
 
 PLAN = Plan(images=8, batch_size=2, accumulate=1, processes=1, epochs=2, points=None)
@@ -53,6 +54,13 @@ def test_heads_are_the_papers() -> None:
     assert [(each.in_features, each.out_features) for each in linear] == [(16 * 49, 64)]
     assert len(norms_of(heads.box_head)) == len(norms_of(heads.mask_head)) == 4
     assert heads.box_predictor.cls_score.out_features == 4  # three classes and the background
+
+
+@pytest.mark.parametrize(("proposals", "kept"), [(512, (2000, 1000)), (8, (250, 125))])
+def test_few_proposals_to_train_on_leave_enough_to_find_all_objects(proposals: int, kept: tuple[int, int]) -> None:
+    network = make(replace(SMALL, proposals=proposals))
+    assert network.rpn._post_nms_top_n == {"training": kept[0], "testing": kept[1]}
+    assert network.roi_heads.fg_bg_sampler.batch_size_per_image == proposals
 
 
 def test_heads_without_a_norm_have_biases() -> None:
@@ -160,7 +168,7 @@ def growth(**options: Any) -> float:
     differences, histories = [], []
     for proposals in (few, many):
         ours, history = norm_flops(replace(recipe, norm_options=options), proposals)
-        differences.append(ours - norm_flops(replace(recipe, norm="bn"), proposals)[0])
+        differences.append(ours - norm_flops(replace(recipe, norm="bn", window=None), proposals)[0])
         histories.append(history)
     assert histories[0] == histories[1] > 0
     return (differences[1] - differences[0]) / (4 * (many - few) * 49 * 16)

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from crossbn.lab.data import DataError
+from crossbn.lab.data.shapes import ShapeScenes
 from crossbn.lab.recipes.detection import RecipeError, train
 from crossbn.lab.recipes.detection.predicting import Found, Predictor, draw, list_images, predict
-from crossbn.lab.recipes.detection.shapes import ShapeScenes
 from tests.lab.recipes.detection.runs import SMALL
 
 

@@ -1,8 +1,6 @@
 """Runs that stop and go on, bit for bit."""
 
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +8,9 @@ import pytest
 import torch
 
 from crossbn.lab.recipes.detection import Machine, OtherRunError, train
-from tests.lab.recipes.classification.runs import differences
+from tests.lab.recipes.classification.runs import CrashError, differences
 from tests.lab.recipes.detection.runs import SMALL, finish, without_times
+from tests.lab.recipes.processes import kill_after_a_checkpoint
 
 RUN = replace(SMALL, model="mask_rcnn", scales=(48, 56))
 SWITCHING = replace(SMALL, norm="bn", switch_norm="cbn", switch_epoch=1.0)
@@ -25,22 +24,12 @@ def run_in_a_process(folder: str) -> None:
 
 @pytest.mark.slow
 def test_goes_on_after_kill_9(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", __name__, str(tmp_path / "killed")]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[4])
-    while not (tmp_path / "killed" / "last.ckpt").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    kill_after_a_checkpoint(__name__, tmp_path / "killed")
     reached = torch.load(tmp_path / "killed" / "last.ckpt", weights_only=True)["global_step"]
     assert 0 < reached < 8
     straight, resumed = (finish(RUN, tmp_path / name) for name in ("straight", "killed"))
     assert differences(without_times(straight[1]), without_times(resumed[1])) == []
     assert straight[0].curve == resumed[0].curve
-
-
-class CrashError(RuntimeError):
-    """The run ends here."""
 
 
 @pytest.mark.parametrize("crash", [3, 6])
@@ -72,6 +61,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     train(replace(SMALL, norm="bn", epochs=1), tmp_path)
     with pytest.raises(OtherRunError, match="is of another run: norm 'bn', not 'gn'"):
         train(replace(SMALL, norm="gn", epochs=1), tmp_path)
+    (tmp_path / "record.jsonl").unlink()
     torch.save({}, tmp_path / "last.ckpt")
     with pytest.raises(OtherRunError, match="is no checkpoint of a detection"):
         train(replace(SMALL, norm="bn", epochs=1), tmp_path)

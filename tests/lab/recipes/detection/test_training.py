@@ -1,6 +1,5 @@
 """One training: what it computes, reports and writes."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,14 @@ import torch
 from torch import nn
 
 import crossbn
-from crossbn.lab.recipes.classification.order import Draw, Order, Plan, mix
+from crossbn.lab.data.drawing import Draw, mix
 from crossbn.lab.recipes.detection import Machine, Point, Progress, Recipe, RecipeError, train
+from crossbn.lab.recipes.detection.images import load_images
 from crossbn.lab.recipes.detection.networks import build_network
 from crossbn.lab.recipes.detection.recipe import learning_rate_factor
 from crossbn.lab.recipes.detection.scores import ScoreKeeper
-from crossbn.lab.recipes.detection.sources import load_images
+from crossbn.lab.recipes.order import Order, Plan
+from crossbn.lab.records import Record
 from tests.lab.recipes.detection.runs import SMALL, finish, write_folder
 
 
@@ -83,12 +84,14 @@ def test_record_log_and_news(tmp_path: Path) -> None:
     outcome = train(recipe, tmp_path, heard.append)
     assert [each for each in heard if isinstance(each, Point)] == list(outcome.curve)
     (line,) = (tmp_path / "record.jsonl").read_text().splitlines()
-    record = json.loads(line)
-    assert Recipe(**{name: record[name] for name in recipe.settings()}) == recipe
-    assert [Point(**point) for point in record["curve"]] == list(outcome.curve)
-    assert (record["window_used"], record["learning_rate_used"], record["tested_images"]) == (8, 0.0025, 3)
-    assert 0 <= record["waiting_share"] < 1
-    assert {"pycocotools", "faster-coco-eval", "torchvision", "crossbn"} <= record["versions"].keys()
+    record = Record.from_json(line)
+    told = {name: value for name, value in record.settings.items() if name != "processes"}
+    assert Recipe(**told, seed=record.seed) == recipe
+    values = record.values
+    assert [Point(**point) for point in values["curve"]] == list(outcome.curve)
+    assert (values["window_used"], values["learning_rate_used"], values["tested_images"]) == (8, 0.0025, 3)
+    assert 0 <= values["waiting_share"] < 1
+    assert {"pycocotools", "faster-coco-eval", "torchvision", "crossbn"} <= record.environment["versions"].keys()
     events = event_accumulator.EventAccumulator(str(tmp_path / "log")).Reload()
     assert [event.value for event in events.Scalars("AP")] == pytest.approx([p.scores["AP"] for p in outcome.curve])
     assert train(recipe, tmp_path).curve == outcome.curve
@@ -98,16 +101,16 @@ def test_record_log_and_news(tmp_path: Path) -> None:
 def test_waiting_for_images_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    from crossbn.lab.recipes.detection.images import DetectionImages
+    from crossbn.lab.data.scenes import SceneImages
 
     quick = train(replace(SMALL, norm="bn", epochs=1)).waiting_share
-    prepare = DetectionImages.__getitem__
+    prepare = SceneImages.__getitem__
 
-    def prepare_slowly(self: DetectionImages, draw: Draw) -> Any:
+    def prepare_slowly(self: SceneImages, draw: Draw) -> Any:
         time.sleep(1.0)
         return prepare(self, draw)
 
-    monkeypatch.setattr(DetectionImages, "__getitem__", prepare_slowly)
+    monkeypatch.setattr(SceneImages, "__getitem__", prepare_slowly)
     assert train(replace(SMALL, norm="bn", epochs=1)).waiting_share > quick + 0.2
 
 
@@ -128,13 +131,13 @@ def test_it_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm": "xn"}, "norm must be one of none, bn"),
-        ({"where": "nowhere"}, "where must be one of heads, all"),
-        ({"backbone": "vgg"}, "backbone must be one of resnet18"),
+        ({"norm": "xn"}, "there is no norm 'xn': there are none, bn"),
+        ({"where": "nowhere"}, "where must be heads or all, got 'nowhere'"),
+        ({"backbone": "vgg"}, "there is no backbone 'vgg': there are resnet18"),
         ({"norm": "none"}, 'norm "none" is for heads'),
         ({"norm": "none", "where": "heads", "model": "fcos_resnet50_fpn"}, "whose heads are built here"),
         ({"norm": "gn", "switch_norm": "bn"}, "not from gn to bn"),
-        ({"switch_norm": "xn"}, "switch_norm must be one of bn"),
+        ({"switch_norm": "xn"}, "there is no norm 'xn': there are bn"),
         ({"proposals": 0}, "proposals must be at least 1"),
     ],
 )

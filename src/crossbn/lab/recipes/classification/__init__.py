@@ -1,7 +1,9 @@
 """Image classification; `train` does a run."""
 
-from crossbn.lab.recipes.classification.machine import Machine
-from crossbn.lab.recipes.classification.recipe import OtherRunError, Outcome, Point, Progress, Recipe, RecipeError
-from crossbn.lab.recipes.classification.training import train
+from crossbn.lab.progress import Progress
+from crossbn.lab.recipes.classification.recipe import Outcome, Point, Recipe
+from crossbn.lab.recipes.machine import Machine
+from crossbn.lab.recipes.recipe import OtherRunError, RecipeError
+from crossbn.lab.recipes.training import train
 
 __all__ = ["Machine", "OtherRunError", "Outcome", "Point", "Progress", "Recipe", "RecipeError", "train"]

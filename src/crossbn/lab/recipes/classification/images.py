@@ -1,105 +1,83 @@
-"""Small data sets, all of whose images are in memory: drawn, cropped, flipped and normalized a batch at a time."""
+"""The images that a recipe asks for."""
 
-from typing import NamedTuple
+from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.utils.data import Dataset
+from crossbn.lab.data import DATASETS, imagenet_folder, load_pictures, names_of
+from crossbn.lab.data.drawing import choose
+from crossbn.lab.data.folders import FolderImages
+from crossbn.lab.data.memory import UPRIGHT, MemoryImages, Scaling, resize
+from crossbn.lab.models import is_small
+from crossbn.lab.recipes.classification.recipe import Recipe
+from crossbn.lab.recipes.loading import Images
+from crossbn.lab.recipes.recipe import RecipeError
+from crossbn.messages import no_such
 
-from crossbn.lab.recipes.classification.order import Draw, permutation
-
-_CHUNK = 1024  # images whose pixels are looked at as float64 at once
-UPRIGHT = frozenset({"digits", "mnist", "svhn"})
-"""Data sets whose images mean something else in a mirror."""
-
-
-class Scaling(NamedTuple):
-    """By which pixels of each channel become numbers of mean 0 and variance 1: [C, 1, 1] each."""
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, images: Tensor) -> "Scaling":
-        """Return the scaling for uint8 images [N, C, H, W]."""
-        channels, pixels = images.shape[1], images[:, 0].numel()
-        total, squares = torch.zeros(2, channels, dtype=torch.float64)
-        for part in images.split(_CHUNK):
-            values = part.double()
-            total += values.sum((0, 2, 3))
-            squares += values.square().sum((0, 2, 3))
-        mean = total / pixels
-        std = (squares / pixels - mean.square()).clamp(min=1e-12).sqrt()
-        return cls(*(each.float().reshape(channels, 1, 1) for each in (mean, std)))
+_SIZE = 224  # of images of all sizes
+_MOST_PIXELS = 64 * 224 * 224  # of a batch to test on
+_MOST_TEST_IMAGES = 500
 
 
-class MemoryImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images and their classes; an item is a whole batch, prepared.
-
-    Augmentation is that of small images: a crop of the image with an eighth of its size added on each side, black as
-    the normalized mean, mirrored half of the time.
+def load_images(recipe: Recipe, folder: Path | None = None) -> Images:
+    """Return the images that a recipe trains and tests on.
 
     Args:
-        images: uint8 [N, C, H, W].
-        classes: int64 [N].
-        scaling: from the training images.
-        channels: of the network; grey images are repeated.
-        crop: whether to crop at random.
-        mirror: whether to mirror at random.
+        recipe: whose `data` is a data set's name, or a folder with `train` and `val` in it, each with a folder for each
+            class.
+        folder: of the data sets; None for the variable CROSSBN_DATA's, else `data`.
+
+    Raises:
+        RecipeError: if there is no such data set.
+        DataError: if its images are not there.
     """
-
-    def __init__(
-        self, images: Tensor, classes: Tensor, scaling: Scaling, channels: int, crop: bool = False, mirror: bool = False
-    ) -> None:
-        self.images, self.classes = images, classes
-        self.scaling = scaling
-        self.channels = channels
-        self.crop, self.mirror = crop, mirror
-        self.margin = max(1, images.shape[-1] // 8) if crop else 0
-
-    def __len__(self) -> int:
-        return len(self.classes)
-
-    def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        """Return images [N, C, H, W], normalized, and classes [N]."""
-        pixels = (self.images[draw.images].float() - self.scaling.mean) / self.scaling.std
-        if self.crop or self.mirror:
-            pixels = self._augment(pixels, torch.Generator().manual_seed(draw.seed))
-        return pixels.expand(-1, self.channels, -1, -1), self.classes[draw.images]
-
-    def _augment(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        count, channels, height, width = pixels.shape
-        margin = self.margin
-        rows, columns = torch.arange(height).expand(count, -1), torch.arange(width).expand(count, -1)
-        if self.mirror:
-            mirrored = torch.rand(count, 1, generator=generator) < 0.5
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        if self.crop:
-            shifts = torch.randint(2 * margin + 1, (2, count, 1), generator=generator)
-            rows, columns = rows + shifts[0], columns + shifts[1]
-            pixels = F.pad(pixels, (margin, margin, margin, margin))
-        image, channel = torch.arange(count).reshape(-1, 1, 1, 1), torch.arange(channels).reshape(1, -1, 1, 1)
-        return pixels[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    known = names_of("pictures", "folders")
+    if recipe.data == "imagenet":
+        return _from_folders(recipe, imagenet_folder(True, folder), imagenet_folder(False, folder))
+    if recipe.data in known:
+        return _in_memory(recipe, folder)
+    parts = [Path(recipe.data) / part for part in ("train", "val")]
+    if not all(part.is_dir() for part in parts):
+        raise RecipeError(
+            f"{no_such('data set', recipe.data, known)} (or name a folder with train and val in it, each with a folder "
+            "for each class)"
+        )
+    return _from_folders(recipe, *parts)
 
 
-def choose(images: Tensor, classes: Tensor, count: int | None, skip: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the first `count` of a permutation that is always the same; None for all, as they are.
+def _in_memory(recipe: Recipe, folder: Path | None) -> Images:
+    known = DATASETS[recipe.data]
+    pictures = load_pictures(recipe.data, True, folder)
+    others, skip = pictures, recipe.train_images or 0
+    if not recipe.validate:
+        others, skip = load_pictures(recipe.data, False, folder), 0
+    elif skip >= len(pictures.classes):
+        raise RecipeError("to validate, train_images must leave some of the training images")
+    to_train = choose(len(pictures.classes), recipe.train_images)
+    to_test = choose(len(others.classes), recipe.test_images, skip)
+    train, test = (resize(each, recipe.image_size) for each in (pictures.images[to_train], others.images[to_test]))
+    scaling, channels = Scaling.of(train), known.channels if is_small(recipe.model) else 3
+    mirror = recipe.augment and recipe.data not in UPRIGHT
+    return Images(
+        MemoryImages(train, pictures.classes[to_train], scaling, channels, crop=recipe.augment, mirror=mirror),
+        MemoryImages(test, others.classes[to_test], scaling, channels),
+        known.classes,
+        channels,
+        _test_batch(train.shape[-1]),
+        in_memory=True,
+    )
 
-    With `skip` that is what comes behind the first ones.
-    """
-    if not skip and (count is None or count >= len(classes)):
-        return images, classes
-    chosen = permutation(len(classes), 0)[skip:][:count]
-    return images[chosen], classes[chosen]
+
+def _from_folders(recipe: Recipe, train: Path, test: Path) -> Images:
+    size = recipe.image_size or _SIZE
+    if recipe.validate:
+        raise RecipeError(f"only data sets in memory can be validated on: {', '.join(names_of('pictures'))}")
+    found = (
+        FolderImages(train, size, recipe.augment, recipe.train_images),
+        FolderImages(test, size, augment=False, count=recipe.test_images),
+    )
+    if found[0].classes != found[1].classes:
+        raise RecipeError(f"{train} and {test} have different classes")
+    return Images(*found, len(found[0].classes), test_batch=_test_batch(size))
 
 
-def resize(images: Tensor, size: int | None) -> Tensor:
-    """Return uint8 images [N, C, size, size]; None for the size they have."""
-    if size is None or images.shape[-2:] == (size, size):
-        return images
-    resized = [
-        F.interpolate(part.float(), (size, size), mode="bilinear", align_corners=False, antialias=True)
-        for part in images.split(_CHUNK)
-    ]
-    return torch.cat([part.round().clamp(0, 255).to(torch.uint8) for part in resized])
+def _test_batch(size: int) -> int:
+    return max(1, min(_MOST_TEST_IMAGES, _MOST_PIXELS // size**2))

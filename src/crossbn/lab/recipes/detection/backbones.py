@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from crossbn.lab.recipes.classification.networks import build_pretrained
-from crossbn.lab.recipes.classification.recipe import RecipeError
+from crossbn.lab.models import build_pretrained
+from crossbn.lab.recipes.recipe import RecipeError
 
 PRETRAINED = "efficientnet_lite0"
 EARLY = ("stem", "conv1", "bn1", "layer1")

@@ -1,48 +1,60 @@
-"""Scenes of a recipe as batches: mirrored at random, in the form that torchvision's detectors take."""
+"""The images that a recipe asks for."""
+
+import logging
+from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from crossbn.lab.recipes.classification.order import Draw
-from crossbn.lab.recipes.detection.scenes import Scene, Scenes
+from crossbn.integrations.lightning import LOGGER
+from crossbn.lab.data import DATASETS, DataError, data_folder, names_of
+from crossbn.lab.data.coco import CocoScenes
+from crossbn.lab.data.drawing import choose
+from crossbn.lab.data.scenes import SceneImages, Scenes
+from crossbn.lab.data.shapes import ShapeScenes
+from crossbn.lab.recipes.detection.recipe import Recipe
+from crossbn.lab.recipes.loading import Images
+from crossbn.lab.recipes.recipe import RecipeError
+from crossbn.messages import no_such
 
-Batch = tuple[list[Tensor], list[dict[str, Tensor]]]
-"""Images [3, H, W], 0 to 1, of any sizes, and what is in each of them, by name."""
+SHAPES, COCO = "shapes", "coco"
 
 
-class DetectionImages(Dataset[Batch]):
-    """Images with their objects; an item is a whole batch.
+def load_images(recipe: Recipe, folder: Path | None = None) -> Images:
+    """Return the images that a recipe trains and tests on; those without objects are tested on only.
 
     Args:
-        scenes: a part of a data set.
-        chosen: numbers of its images.
-        masks: whether objects have masks.
-        training: whether crowds are left out, and images mirrored half of the time if `mirror` says so.
-        mirror: whether to.
+        recipe: of the run.
+        folder: of the data sets, where "coco" is looked for; None for the variable CROSSBN_DATA's, else `data`.
+
+    Raises:
+        RecipeError: if there is no such data set.
+        DataError: if it is not there, or something is wrong with it.
     """
+    train, test = _scenes(recipe, folder)
+    if train.classes != test.classes:
+        raise DataError(f"the training and test images of {recipe.data} have different classes")
+    chosen = choose(len(train), recipe.train_images)
+    with_objects = torch.tensor([train.has_objects(int(number)) for number in chosen])
+    if not bool(with_objects.all()):
+        left = int((~with_objects).sum())
+        LOGGER.log(logging.INFO, "%d of %d training images have no objects and are left out", left, len(chosen))
+    return Images(
+        SceneImages(train, chosen[with_objects], recipe.has_masks, training=True, mirror=recipe.mirror),
+        SceneImages(test, choose(len(test), recipe.test_images), recipe.has_masks, training=False),
+        train.classes,
+        in_memory=recipe.data == SHAPES,
+    )
 
-    def __init__(self, scenes: Scenes, chosen: Tensor, masks: bool, training: bool, mirror: bool = False) -> None:
-        self.scenes, self.chosen, self.masks = scenes, chosen, masks
-        self.training, self.mirror = training, mirror
 
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def __getitem__(self, draw: Draw) -> Batch:
-        """Return the images of a draw."""
-        scenes = [self.scenes.load(int(number), self.masks) for number in self.chosen[draw.images]]
-        if self.training and self.mirror:
-            chances = torch.rand(len(scenes), generator=torch.Generator().manual_seed(draw.seed))
-            scenes = [each.mirrored() if chance < 0.5 else each for each, chance in zip(scenes, chances, strict=True)]
-        return [each.image.float() / 255 for each in scenes], [self._target(each) for each in scenes]
-
-    def _target(self, scene: Scene) -> dict[str, Tensor]:
-        if self.training:
-            scene = scene.keep(~scene.crowds)
-        target = {"boxes": scene.boxes, "labels": scene.labels}
-        if scene.masks is not None:
-            target["masks"] = scene.masks
-        if not self.training:
-            target |= {"iscrowd": scene.crowds.long(), "area": scene.areas}
-        return target
+def _scenes(recipe: Recipe, folder: Path | None) -> tuple[Scenes, Scenes]:
+    if recipe.data == SHAPES:
+        known = DATASETS[SHAPES]
+        train, test = recipe.train_images or known.train_images, recipe.test_images or known.test_images
+        return ShapeScenes("train", train), ShapeScenes("val", test)
+    place = data_folder(folder) / COCO if recipe.data == COCO else Path(recipe.data)
+    if not place.is_dir():
+        what = (
+            f"COCO is not in {place}" if recipe.data == COCO else no_such("data set", recipe.data, names_of("scenes"))
+        )
+        raise RecipeError(f"{what} (or name a folder in COCO's format)")
+    return CocoScenes(place, "train", recipe.has_masks), CocoScenes(place, "val", recipe.has_masks)

@@ -12,14 +12,15 @@ import torch
 from torch import nn
 
 from crossbn.compat import ensure_torchvision
-from crossbn.lab.recipes.classification.recipe import RecipeError
 from crossbn.lab.recipes.detection.backbones import PRETRAINED, build_backbone, freeze_early_, load_backbone_
 from crossbn.lab.recipes.detection.recipe import ALL, HEADS, NO_NORM, OWN_MODELS, Recipe
+from crossbn.lab.recipes.recipe import RecipeError
+from crossbn.messages import no_such
 
 _FAMILIES = ("fasterrcnn_resnet", "maskrcnn_resnet", "retinanet_resnet", "fcos_resnet")
 _FULL_SIZE, _FULL_PROPOSALS = 800, 512
 _ANCHORS = (32, 64, 128, 256, 512)  # sides at full size, one for each level of the pyramid
-_KEPT = 2000  # proposals of an image after suppression, at full number
+_KEPT, _LEAST_KEPT = 2000, 250  # proposals of an image after suppression, at full number and at least
 
 
 def model_names() -> list[str]:
@@ -34,7 +35,7 @@ def model_names() -> list[str]:
 def check_model(name: str) -> None:
     """Raise RecipeError if there is no detector of that name."""
     if name not in model_names():
-        raise RecipeError(f"there is no model {name!r}; there are {', '.join(model_names())}")
+        raise RecipeError(no_such("model", name, model_names()))
 
 
 def is_pretrained(recipe: Recipe) -> bool:
@@ -80,7 +81,7 @@ def _sizes(recipe: Recipe) -> dict[str, Any]:
 
 def _proposals(recipe: Recipe) -> dict[str, int]:
     """Return how many regions an R-CNN looks at, in proportion to those that its heads are trained on."""
-    kept = round(_KEPT * recipe.proposals / _FULL_PROPOSALS)
+    kept = max(_LEAST_KEPT, round(_KEPT * recipe.proposals / _FULL_PROPOSALS))
     names = (f"rpn_{when}_nms_top_n_{mode}" for when in ("pre", "post") for mode in ("train", "test"))
     halves = {"train": kept, "test": max(1, kept // 2)}
     counts = {name: halves[name.rpartition("_")[2]] for name in names}

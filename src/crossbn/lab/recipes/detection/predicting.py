@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from crossbn.compat import ensure_torchvision
-from crossbn.fold import fold
+from crossbn.folding import fold
 from crossbn.lab.data import DataError
-from crossbn.lab.recipes.classification.order import Plan
-from crossbn.lab.recipes.classification.recipe import CROSS_ITERATION, RecipeError
-from crossbn.lab.recipes.detection.coco import read_image
+from crossbn.lab.data.coco import read_image
+from crossbn.lab.norm_names import CROSS_ITERATION
 from crossbn.lab.recipes.detection.networks import build_network
 from crossbn.lab.recipes.detection.norms import give_norm_
 from crossbn.lab.recipes.detection.recipe import Recipe
+from crossbn.lab.recipes.order import Plan
+from crossbn.lab.recipes.recipe import RecipeError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _STATE = "detection"
@@ -87,11 +88,12 @@ class Predictor:
 def _in_use(recipe: Recipe, switched: bool) -> Recipe:
     """Return the recipe with the norm that its weights are of; norms that pool are BatchNorm in use."""
     norm, options = recipe.norm, recipe.norm_options
+    unswitched: dict[str, Any] = {"switch_norm": None, "switch_epoch": 0.0, "switch_options": {}}
     if switched and recipe.switch_norm is not None:
         norm, options = recipe.switch_norm, recipe.switch_options
     if norm in (*CROSS_ITERATION, "sync_bn"):
         norm, options = "bn", {}
-    return replace(recipe, norm=norm, norm_options=options, switch_norm=None)
+    return replace(recipe, norm=norm, norm_options=options, window=None, **unswitched)
 
 
 def _own_name(name: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-from torch import nn
-
-from crossbn.lab.recipes.classification.recipe import CROSS_ITERATION, RecipeError, check_least, check_switch
-from crossbn.nn import NORMS
-from crossbn.schedules import window_for
+from crossbn.lab.norm_names import NORM_NAMES
+from crossbn.lab.recipes.recipe import RecipeError, TrainingOutcome, TrainingRecipe
 
 BASE_LEARNING_RATE, BASE_BATCH_SIZE = 0.02, 16
 """The paper's: the learning rate is proportional to the images of a step, of all processes."""
@@ -39,9 +37,9 @@ class Point(NamedTuple):
     """On the test images."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What one training is told: equal recipes are the same work. Defaults are the paper's where it has one.
+@dataclass(frozen=True, kw_only=True)
+class Recipe(TrainingRecipe["Outcome"]):
+    """What one training of a detector is told; see `TrainingRecipe` for what all trainings are told.
 
     Attributes:
         data: "shapes", "coco" (a folder in that of the data sets), or the path of a folder in COCO's format.
@@ -51,113 +49,70 @@ class Recipe:
         where: "heads" for the norm in the heads, and the backbone's BN fixed; "all" for the norm everywhere but in the
             backbone's early stages, whose BN is fixed, and nowhere fixed where the backbone has random weights.
         norm: a key of `crossbn.nn.NORMS`, or "none" for heads without.
-        norm_options: of `crossbn.convert_` for "cbn" and "naive_cbn", of `crossbn.swap_norm_` for the others.
-        window: of "cbn" and "naive_cbn"; None for `crossbn.window_for(batch_size)`.
-        batch_size: images per forward and process.
-        epochs: passes over the training images.
-        burn_in_epochs: with a window of 1, at the beginning.
         learning_rate: after warm-up; None for 0.02 / 16 for each image of a step.
-        momentum: of SGD.
-        weight_decay: on all parameters that are trained.
-        accumulate: forwards whose gradients are averaged into one step.
-        precision: as Lightning names it: "32", "bf16-mixed", "16-mixed", "64".
-        train_images: how many to train on, the first of a fixed permutation; None for all.
-        test_images: how many to test on; None for all.
         image_size: the shorter side of an image, unless the longer would exceed 5/3 of that.
         scales: further shorter sides, to choose from at random in training beside `image_size`.
         mirror: whether training images are mirrored half of the time.
         channels: of the pyramid and the heads of the first two models.
         proposals: regions of an image that the heads are trained on, of the R-CNNs.
-        seed: of the initial weights, the order of the images, and what is drawn in training.
-        points: how often to test; None for once an epoch.
-        switch_norm: another norm, from `switch_epoch` on; None for the same until the end.
-        switch_epoch: when, in epochs.
-        switch_options: of the other norm.
-        wrap: changes the network, which has its norms, in the caller's own way. No part of records.
 
     Raises:
-        RecipeError: for a value that is out of range.
+        RecipeError: for a value that is out of range, or contradicts another.
 
     Example:
         >>> Recipe(batch_size=4).effective_learning_rate(processes=4)
         0.02
     """
 
+    point_type: ClassVar[Any] = Point
+    kind: ClassVar[str] = "detect"
+    packages: ClassVar[tuple[str, ...]] = (*TrainingRecipe.packages, "pycocotools", "faster-coco-eval")
+
     data: str = "shapes"
     model: str = "faster_rcnn"
     backbone: str = "resnet50"
     backbone_weights: str | None = None
     where: str = HEADS
-    norm: str = "cbn"
-    norm_options: Mapping[str, Any] = field(default_factory=dict)
-    window: int | None = None
-    batch_size: int = 4
     epochs: int = 12
-    burn_in_epochs: float = 0.0
-    learning_rate: float | None = None
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    accumulate: int = 1
-    precision: str = "32"
-    train_images: int | None = None
-    test_images: int | None = None
     image_size: int = 800
     scales: tuple[int, ...] = ()
     mirror: bool = True
     channels: int = 256
     proposals: int = 512
-    seed: int = 0
-    points: int | None = None
-    switch_norm: str | None = None
-    switch_epoch: float = 0.0
-    switch_options: Mapping[str, Any] = field(default_factory=dict)
-    wrap: Callable[[nn.Module, Recipe], nn.Module] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", tuple(self.scales))  # JSON has lists
-        for name in ("batch_size", "epochs", "accumulate", "image_size", "channels", "proposals"):
-            check_least(name, getattr(self, name), 1)
-        for name in ("window", "train_images", "test_images", "points"):
-            check_least(name, getattr(self, name), 1, optional=True)
-        for name in ("burn_in_epochs", "momentum", "weight_decay", "switch_epoch"):
-            check_least(name, getattr(self, name), 0)
-        check_least("learning_rate", self.learning_rate, 0, optional=True)
-        for size in self.scales:
-            check_least("scales", size, 1)
-        known = {"norm": (NO_NORM, *NORMS), "where": (HEADS, ALL), "backbone": BACKBONES}
-        for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise RecipeError(f"{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")
-        self._check_norms()
-
-    def _check_norms(self) -> None:
+        self.check_least(1, "image_size", "channels", "proposals")
+        if any(size < 1 for size in self.scales):
+            raise RecipeError(f"scales must be at least 1, got {self.scales!r}")
+        if self.where not in (HEADS, ALL):
+            raise RecipeError(f"where must be {HEADS} or {ALL}, got {self.where!r}")
+        self.check_one_of("backbone", BACKBONES)
+        super().__post_init__()
         if self.norm == NO_NORM and self.where == ALL:
             raise RecipeError(
                 'norm "none" is for heads: a backbone without norms is another network; take where "heads"'
             )
         if self.norm == NO_NORM and self.model not in OWN_MODELS:
             raise RecipeError(f'norm "none" is for {" and ".join(OWN_MODELS)}, whose heads are built here')
-        if self.switch_norm is not None:
-            if self.switch_norm not in NORMS:
-                raise RecipeError(f"switch_norm must be one of {', '.join(NORMS)}, got {self.switch_norm!r}")
-            check_switch(self.norm, self.switch_norm)
 
     @property
-    def effective_window(self) -> int:
-        """The window of cross-iteration norms."""
-        return self.window or window_for(self.batch_size)
+    def norms(self) -> Iterable[str]:
+        """The names of the norms that there are for such a training."""
+        return (NO_NORM, *NORM_NAMES)
+
+    def check_model(self) -> None:
+        """Raise RecipeError if there is no such detector."""
+        from crossbn.lab.recipes.detection.networks import check_model
+
+        check_model(self.model)
 
     @property
     def has_masks(self) -> bool:
         """Whether objects are found with their masks."""
         return self.model.startswith(("mask_rcnn", "maskrcnn"))
 
-    @property
-    def is_cross_iteration(self) -> bool:
-        """Whether the norm remembers steps."""
-        return self.norm in CROSS_ITERATION
-
-    def effective_learning_rate(self, processes: int) -> float:
+    def effective_learning_rate(self, processes: int = 1) -> float:
         """Return the learning rate after warm-up."""
         if self.learning_rate is not None:
             return self.learning_rate
@@ -165,9 +120,16 @@ class Recipe:
 
     def settings(self) -> dict[str, Any]:
         """Return the fields that say what is computed, by name, as JSON has them."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "wrap"}
-        found["scales"] = list(self.scales)
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
+        return {**super().settings(), "scales": list(self.scales)}
+
+    def portable_settings(self) -> dict[str, Any]:
+        """Return the settings but for the seed, with names of files and folders in place of their paths."""
+        weights = None if self.backbone_weights is None else Path(self.backbone_weights).name
+        return {**super().portable_settings(), "backbone_weights": weights}
+
+    def outcome(self, *told: Any) -> Outcome:
+        """Return what came of it."""
+        return Outcome(self, *told)
 
 
 def learning_rate_factor(step: int, steps: int, steps_per_epoch: int) -> float:
@@ -183,26 +145,15 @@ def learning_rate_factor(step: int, steps: int, steps_per_epoch: int) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A finished training.
-
-    Attributes:
-        recipe: what was asked for.
-        curve: measurements during training; the last is at its end.
-        test_images: how many images the scores are of.
-        seconds: wall-clock time of the training, tests on the way included.
-        seconds_per_step: median over the last thousand forward-backward passes at most.
-        waiting_share: of the time of training forwards and what belongs to them, what was spent waiting for images.
-    """
-
-    recipe: Recipe
-    curve: tuple[Point, ...]
-    test_images: int
-    seconds: float
-    seconds_per_step: float
-    waiting_share: float
+class Outcome(TrainingOutcome):
+    """A finished training of a detector."""
 
     @property
     def scores(self) -> Scores:
         """The scores at the end."""
-        return self.curve[-1].scores
+        found: Scores = self.curve[-1].scores
+        return found
+
+    def final(self) -> dict[str, Any]:
+        """Return what was measured at the end, by name."""
+        return {"scores": dict(self.scores)}

@@ -1,0 +1,140 @@
+"""Files of annotations in COCO's format: finding them, and looking through them before anything is trained."""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crossbn.lab.data.dataset import DataError
+
+# A file is looked for under these names, for "train" and "val", in this order.
+_FILES = ("instances_{}*.json", "annotations/instances_{}*.json", "{}*/_annotations.coco.json")
+
+
+def find_annotations(folder: Path, part: str) -> Path:
+    """Return the file of annotations of a part.
+
+    Raises:
+        DataError: if there is none, or more than one.
+    """
+    for pattern in _FILES:
+        found = sorted(folder.glob(pattern.format(part)))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(str(each.relative_to(folder)) for each in found)
+            raise DataError(f"{folder} has several files of annotations for {part!r}, {names}: leave one")
+    looked = ", ".join(pattern.format(part) for pattern in _FILES)
+    raise DataError(f"{folder} has no COCO annotations for {part!r}, which are looked for as {looked}")
+
+
+def read_annotations(path: Path) -> dict[str, Any]:
+    """Return what a file of annotations holds.
+
+    Raises:
+        DataError: if it is not in COCO's format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    for name in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not isinstance(content.get(name), list):
+            raise DataError(f"{path} is not in COCO's format: it has no list {name!r}")
+    if not content["images"] or not content["categories"]:
+        raise DataError(f"{path} has no images or no categories")
+    return content
+
+
+def check_annotations(content: Mapping[str, Any], path: Path, masks: bool) -> None:
+    """Look through all annotations of a file.
+
+    Raises:
+        DataError: at the first thing that is wrong; the sentence names the image.
+    """
+    images: dict[Any, Mapping[str, Any]] = {}
+    for image in content["images"]:
+        if problem := _image_problem(image):
+            raise DataError(f"{path}: the image {_name(image)} {problem}")
+        if image["id"] in images:
+            raise DataError(f"{path}: the images {_name(images[image['id']])} and {_name(image)} have the same id")
+        images[image["id"]] = image
+    categories = {each.get("id") for each in content["categories"] if "name" in each}
+    for annotation in content["annotations"]:
+        image = images.get(annotation.get("image_id"))
+        if image is None:
+            number, of = annotation.get("id"), annotation.get("image_id")
+            raise DataError(f"{path}: annotation {number!r} is of the image with id {of!r}, which the file lacks")
+        if problem := _annotation_problem(annotation, image, categories, masks):
+            raise DataError(f"{path}: annotation {annotation.get('id')!r} of the image {_name(image)} {problem}")
+
+
+def _name(image: Mapping[str, Any]) -> str:
+    return repr(image.get("file_name", f"with id {image.get('id')!r}"))
+
+
+def _image_problem(image: Mapping[str, Any]) -> str:
+    missing = [name for name in ("id", "file_name", "width", "height") if name not in image]
+    if missing:
+        return f"has no {missing[0]!r}"
+    if not all(isinstance(image[name], int) and image[name] > 0 for name in ("width", "height")):
+        return f"has a size of {image['width']!r} by {image['height']!r}"
+    return ""
+
+
+def _annotation_problem(
+    annotation: Mapping[str, Any], image: Mapping[str, Any], categories: set[Any], masks: bool
+) -> str:
+    if annotation.get("category_id") not in categories:
+        return f"is of category {annotation.get('category_id')!r}, which the file lacks"
+    box = annotation.get("bbox")
+    if not (isinstance(box, list) and len(box) == 4 and all(_is_finite(each) for each in box)):
+        return f"has a box that is not four finite numbers, {box!r}"
+    if not _is_finite(annotation.get("area", 0)):
+        return f"has an area that is no finite number, {annotation['area']!r}"
+    if masks:
+        return _mask_problem(annotation.get("segmentation"), image)
+    return ""
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _mask_problem(mask: Any, image: Mapping[str, Any]) -> str:
+    """Return what is wrong with a mask: polygons, or runs of pixels, compressed or not."""
+    if not mask:
+        return "has no mask, which the model needs"
+    if isinstance(mask, list):
+        wrong = [each for each in mask if not isinstance(each, list) or len(each) < 6 or len(each) % 2]
+        if wrong or not all(_is_finite(number) for polygon in mask for number in polygon):
+            return "has a mask with a polygon that is not three or more finite points"
+        return ""
+    if not isinstance(mask, dict) or mask.get("size") != [image["height"], image["width"]]:
+        size = mask.get("size") if isinstance(mask, dict) else None
+        return f"has a mask of size {size!r}, where the image has [{image['height']}, {image['width']}]"
+    return "" if _is_decodable(mask) else "has a mask whose runs cannot be decoded"
+
+
+def _is_decodable(mask: Mapping[str, Any]) -> bool:
+    counts, (height, width) = mask.get("counts"), mask["size"]
+    try:
+        if isinstance(counts, list):
+            return sum(counts) == height * width
+        if not isinstance(counts, str):
+            return False
+        return bool(decode({"size": mask["size"], "counts": counts.encode()}).shape == (height, width))
+    except (ValueError, TypeError):
+        return False
+
+
+def decode(mask: Mapping[str, Any]) -> Any:
+    """Return the array [H, W] of a mask that is given as compressed runs of pixels, 1 where the object is."""
+    from pycocotools import mask as codec
+
+    with warnings.catch_warnings():
+        # It makes its array in a way that numpy 2 will not know for ever.
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+        return codec.decode(mask)
