@@ -39,6 +39,7 @@ def test_moments_of_an_activation_are_integrals(activation: C.Activation, mean: 
     assert float(found[1]) == pytest.approx(math.sqrt(variance), rel=tolerance, abs=tolerance)
 
 
+torch.manual_seed(0)  # the operators' weights are the same in every process
 OPERATORS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "linear": (nn.Linear(6, 4, bias=False), (9, 6)),
     "padded": (nn.Conv2d(6, 4, 3, padding=1, bias=False), (3, 6, 5, 7)),
