@@ -71,6 +71,13 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, asked: list[str]) -> Non
     assert len(asked) == 6
 
 
+def test_some_runs_are_done_and_all_are_shown(tmp_path: Path, asked: list[str]) -> None:
+    call("pretended", "--out", tmp_path, "--only", "one")
+    answer = call("pretended", "--out", tmp_path, "--only", "TWO", "--fresh")
+    assert asked == ["one 0", "two 0"]
+    assert re.search(r"two +│ +2.00 │", answer.output) and re.search(r"one +│ +1.00 │", answer.output)
+
+
 def test_all_seeds_of_the_file_are_in_the_table(tmp_path: Path, asked: list[str]) -> None:
     call("pretended", "--out", tmp_path, "--seeds", "3")
     answer = call("pretended", "--out", tmp_path)
@@ -183,6 +190,7 @@ def test_real_runs_can_be_listed_with_their_times(name: str, scale: str, tmp_pat
         (("learning_rate",), "learning_rate has no small scale, but medium"),
         (("pretended", "--scale", "huge"), "--scale"),
         (("pretended", "--seeds", "0"), "--seeds"),
+        (("pretended", "--only", "three"), "no run of pretended has 'three' in its name; --dry-run shows all"),
         (("pretended", "--output", __file__), "--output"),
     ],
 )

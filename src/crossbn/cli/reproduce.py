@@ -39,6 +39,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long each takes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Make the table of what there is, and run nothing.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Of each run.", show_default="as the table needs")] = None,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Do only runs whose name has this in it.")] = "",
     output: Annotated[
         Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
     ] = Path("reproduce-results"),
@@ -50,7 +51,7 @@ def reproduce(
     Writes NAME-SCALE.jsonl with a line for each run, NAME-SCALE.md with the table and, for some, NAME-SCALE.png. Runs
     that the first has already are not repeated, so a call that was interrupted goes on where it stopped. Tables of
     trained classifiers share their runs: these are in classification-SCALE.jsonl. A table shows all seeds that there
-    are, whatever --seeds asks for.
+    are, whatever --seeds and --only ask for.
     """
     if list_all:
         titles = tuple((key, each.title) for key, each in EXPERIMENTS.items())
@@ -66,14 +67,19 @@ def reproduce(
     if data_folder is not None:
         os.environ[FOLDER_VARIABLE] = str(data_folder)  # the runs are processes of their own
     tasks = experiment.configs(scale, seeds)
+    chosen = [task for task in tasks if only.lower() in task.name.lower()]
+    if not chosen:
+        raise typer.BadParameter(f"no run of {name} has {only!r} in its name; --dry-run shows all", param_hint="--only")
     path = output / f"{tasks[0].kind}-{scale.value}.jsonl"
     with mistakes_told():
         if dry_run:
-            _print_plan(experiment, runner.Progress.read(tasks, path))
+            _print_plan(experiment, runner.Progress.read(chosen, path))
             return
         if show:
             tasks = list(on_their_data(tasks, read(path)))
-        records = runner.Progress.read(tasks, path).shown if show else complete(experiment, tasks, path, fresh)
+        else:
+            complete(experiment, chosen, path, fresh)
+        records = runner.Progress.read(tasks, path).shown
         if not records:
             raise UnavailableError(f"{path} has no record of {name}: without --show its runs are done")
         notes = [*_missing(tasks, records), *experiment.notes(scale), surroundings(records)]
