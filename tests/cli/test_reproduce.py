@@ -75,7 +75,8 @@ def test_some_runs_are_done_and_all_are_shown(tmp_path: Path, asked: list[str]) 
     call("pretended", "--out", tmp_path, "--only", "one")
     answer = call("pretended", "--out", tmp_path, "--only", "TWO", "--fresh")
     assert asked == ["one 0", "two 0"]
-    assert re.search(r"two +│ +2.00 │", answer.output) and re.search(r"one +│ +1.00 │", answer.output)
+    assert re.search(r"two +│ +2.00 │", answer.output)
+    assert re.search(r"one +│ +1.00 │", answer.output)
 
 
 def test_all_seeds_of_the_file_are_in_the_table(tmp_path: Path, asked: list[str]) -> None:
