@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,25 @@ def test_every_norm_is_measured() -> None:
     news: list[str] = []
     bn, gn, cbn = measure(case(), tiny_network, news.append)
     assert [record.norm for record in (bn, gn, cbn)] == ["bn", "gn", "cbn"]
-    assert set(bn.timings) == {"train", "eval", "folded"}
+    assert set(bn.timings) == {"train", "eval", "folded", "folded_to_gn"}
     assert set(gn.timings) == {"train", "eval"}
-    assert set(cbn.timings) == {"train", "burn_in", "eval", "folded"}
+    assert set(cbn.timings) == {"train", "burn_in", "eval", "folded", "folded_to_gn"}
     assert all(timing.rounds == 6 for record in (bn, gn, cbn) for timing in record.timings.values())
-    assert {timing.ratio for timing in bn.timings.values()} == {1.0}
+    assert {bn.timings[name].ratio for name in ("train", "eval", "folded")} == {1.0}
     assert all(timing.seconds > 0 for timing in cbn.timings.values())
     assert "training, round 5" in news
     assert any(each.startswith("inference, round 6, ± ") for each in news)
+
+
+def test_folded_inference_is_compared_with_gn_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleave(work: dict[tuple[str, Any], object], *_: object, **__: object) -> object:
+        return {(name, variant): [2.0 if variant.norm == "gn" else 1.0] * 6 for name, variant in work}
+
+    monkeypatch.setattr("crossbn.lab.cost.measuring.interleave", interleave)
+    _, _, cbn = measure(case(), tiny_network)
+    assert (cbn.timings["folded_to_gn"].ratio, cbn.timings["folded"].ratio) == (0.5, 1.0)
+    _, cbn = measure(case(norms=("bn", "cbn")), tiny_network)
+    assert "folded_to_gn" not in cbn.timings
 
 
 def test_memory_and_flops() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 
 import torch
 
@@ -81,7 +82,7 @@ def _time_inference(case: Case, models: Models, watch: Watch) -> dict[Variant, d
     for measure_name, variant in work:
         own = (measure_name, Variant(BASELINE, variant.compiled))
         baselines[measure_name, variant] = own if own in work else ("eval", own[1])
-    return _time(case, "inference", work, baselines, watch)
+    return _time(case, "inference", work, baselines, watch, {"folded_to_gn": ("folded", "eval", "gn")})
 
 
 _Key = tuple[str, Variant]
@@ -93,6 +94,7 @@ def _time(
     work: Mapping[_Key, Callable[[], None]],
     baselines: Mapping[_Key, _Key],
     watch: Watch,
+    further: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
 ) -> dict[Variant, dict[str, Timing]]:
     watch(f"{what}, warming up")
     seconds = interleave(
@@ -106,6 +108,11 @@ def _time(
     timings: dict[Variant, dict[str, Timing]] = {}
     for key, own in seconds.items():
         timings.setdefault(key[1], {})[key[0]] = Timing.of(own, seconds[baselines[key]])
+    for name, (measured, other_measured, norm) in further.items():  # what is compared with another norm than BN
+        for variant in timings:
+            own_key, other = (measured, variant), (other_measured, Variant(norm, variant.compiled))
+            if own_key in work and other in work:
+                timings[variant][name] = Timing.of(seconds[own_key], seconds[other])
     return timings
 
 

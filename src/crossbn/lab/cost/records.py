@@ -37,7 +37,7 @@ class CostRecord:
         timings: by measure: "train", a training step with the window full; "burn_in", one before the window opens
             (norms with a window only; the baseline is BN's training step); "eval", inference; "folded", inference with
             the norms folded into the operators before them, if any can be. Ratios are to BN in the same measure,
-            compiled to compiled.
+            compiled to compiled; those of "folded_to_gn" are of folded inference to GN's, where GN was measured.
         peak_bytes: in use at the height of a training step.
         history_bytes: of it, what the norms remember of earlier steps.
         paired_weight_bytes: weights of the operators that feed the model's norms.

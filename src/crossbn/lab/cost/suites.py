@@ -18,14 +18,11 @@ class Ratios(NamedTuple):
     folded_to_gn: float | None = None  # folded inference, relative to GN's inference, which nothing folds
 
     @classmethod
-    def of(cls, cbn: CostRecord, bn: CostRecord, gn: CostRecord | None = None) -> "Ratios":
+    def of(cls, cbn: CostRecord, bn: CostRecord) -> "Ratios":
         """Return the ratios that records of the same case come to."""
         times = {name: timing.ratio for name, timing in cbn.timings.items()}
         history = cbn.history_bytes / cbn.paired_weight_bytes if cbn.paired_weight_bytes else None
-        faster = None
-        if gn is not None and "folded" in cbn.timings:
-            faster = cbn.timings["folded"].seconds / gn.timings["eval"].seconds
-        return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes, folded_to_gn=faster)
+        return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes)
 
 
 class Goal(NamedTuple):

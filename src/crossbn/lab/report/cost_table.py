@@ -44,7 +44,7 @@ def suite_table(goals: Sequence[Goal], records: Sequence[CostRecord]) -> Table:
     for goal in goals:
         for record in records:
             if record.case == goal.case and record.norm == "cbn":
-                found = Ratios.of(record, find_baseline(record, records), _of_gn(record, records))
+                found = Ratios.of(record, find_baseline(record, records))
                 label = f"{goal.case}{', compiled' if record.compiled else ''}"
                 rows.append((label, *_ratio_cells(found, goal.target, record)))
     columns = ["CBN / BN (target)", "step", "burn-in", "inference", "folded", "history / weights", "peak memory"]
@@ -59,12 +59,7 @@ def _ratio_cells(found: Ratios, target: Ratios, record: CostRecord) -> Iterable[
     for value, wanted in ((found.history, target.history), (found.peak, target.peak)):
         yield ("" if value is None else f"{value:.2f}") + _target(wanted)
     if target.folded_to_gn is not None:
-        yield ("" if found.folded_to_gn is None else f"{found.folded_to_gn:.2f}") + _target(target.folded_to_gn)
-
-
-def _of_gn(record: CostRecord, records: Iterable[CostRecord]) -> CostRecord | None:
-    same = [each for each in records if (each.case, each.compiled) == (record.case, record.compiled)]
-    return next((each for each in same if each.norm == "gn"), None)
+        yield ratio(record.timings.get("folded_to_gn")) + _target(target.folded_to_gn)
 
 
 def _target(value: float | None) -> str:
