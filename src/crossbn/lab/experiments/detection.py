@@ -25,7 +25,7 @@ TITLES = {"none": "no norm", "bn": "BN", "sync_bn": "SyncBN", "gn": "GN", "brn":
 _SETTINGS: dict[Scale, dict[str, Any]] = {
     Scale.SMALL: {
         **{"backbone": "efficientnet_lite0", "image_size": 160, "channels": 64, "proposals": 16},
-        **{"batch_size": 1, "epochs": 4, "train_images": 535, "learning_rate": 0.005, "points": 1, "processes": 1},
+        **{"batch_size": 1, "epochs": 4, "train_images": 535, "learning_rate": 0.0025, "points": 1, "processes": 1},
     },
     Scale.FULL: {
         **{"backbone": "resnet50", "image_size": 800, "channels": 256, "proposals": 512},
