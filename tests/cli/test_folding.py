@@ -40,17 +40,17 @@ def test_folds_after_blanks_or_dots(name: str, width: int, lines: list[str]) -> 
 def test_names_take_the_room_that_numbers_leave() -> None:
     table = Table("", ("layer", "a word", "b"), ((LONG, "1.0", "22.0 → 11.0"),))
     # "word" and its frame take 7 letters, the numbers of the last column 14; the frame of the names takes 4.
-    assert fit(table, 28 + 4 + 21, 9)[0].rows == ((fold(LONG, 28), "1.0", "22.0 → 11.0"),)
-    assert [part.rows[0] for part in fit(table, 28 + 4 + 20, 9)] == [
-        (fold(LONG, 41), "1.0"),
-        (fold(LONG, 34), "22.0 → 11.0"),
+    assert fit(table, 16 + 4 + 21, 9)[0].rows == ((fold(LONG, 16), "1.0", "22.0 → 11.0"),)
+    assert [part.rows[0] for part in fit(table, 16 + 4 + 20, 9)] == [
+        (fold(LONG, 29), "1.0"),
+        (fold(LONG, 22), "22.0 → 11.0"),
     ]
     assert [part.columns for part in fit(table, 200, 1)] == [("layer", "a word"), ("layer", "b")]
     assert fit(table, 200, 2) == [table]
 
 
 def test_the_papers_numbers_stay_beside_ours_and_words_stand_alone() -> None:
-    assert [tuple(head.replace("\n", " ") for head in part.columns[1:]) for part in fit(WIDE, 48, 9)] == [
+    assert [tuple(head.replace("\n", " ") for head in part.columns[1:]) for part in fit(WIDE, 44, 9)] == [
         ("frozen BN, %",),
         ("BN, %", "paper"),
         ("BN, momentum 0.1, %",),
@@ -58,7 +58,7 @@ def test_the_papers_numbers_stay_beside_ours_and_words_stand_alone() -> None:
         ("difference",),
     ]
     # What is empty in a part is no row of it.
-    assert [row[0] for row in fit(WIDE, 48, 9)[-1].rows] == ["CIFAR-10, batch 1"]
+    assert [row[0] for row in fit(WIDE, 44, 9)[-1].rows] == ["CIFAR-10, batch 1"]
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 120, 200])

@@ -7,7 +7,7 @@ from crossbn.lab.report.comparison import PAPER
 from crossbn.lab.report.table import Table
 
 _NARROWEST = 12  # letters of a name on a line
-_NAME = 28  # letters of a name on a line that numbers make room for
+_NAME = 16  # letters of a name on a line that numbers make room for
 _FEWEST, _MOST = 20, 40  # letters of a line of words
 _FRAME = 3  # letters of a column beside its content
 
