@@ -1,7 +1,7 @@
 # Everything from a fresh machine: `make demo`, `make test`. Both set up the environment once and reuse it.
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --progress-bar on --disable-pip-version-check --constraint constraints.txt
 # Test processes and demo workers run side by side, one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
@@ -75,11 +75,13 @@ browser:
 	fi
 
 $(VENV)/demo: pyproject.toml setup.py constraints.txt $(wildcard src/crossbn/ops/csrc/*)
+	@echo "Installing torch and what the demo needs into $(VENV): some minutes, mostly the download of torch."
 	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(INSTALL) --editable '.[demo]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/demo
+	@echo "Installing what the tests need as well (torchvision, Lightning and others): some minutes."
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 

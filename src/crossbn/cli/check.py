@@ -44,7 +44,7 @@ def check(
         records.append(path, [record])
     except (OSError, records.RecordError) as error:
         fail(str(error))
-    print_tables(tables_of(findings), 2, justify="left")
+    print_tables(tables_of(findings), justify="left")
     print_texts(record.values["verdict"], f"The record is in {path}.")
     if failed(findings):
         raise typer.Exit(1)

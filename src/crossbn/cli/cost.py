@@ -25,7 +25,6 @@ from crossbn.schedules import window_for
 _MODEL = "resnet18"
 _SIZE = "224"
 _DEFAULT = Precision()
-_COLUMNS = 4  # that fit a terminal
 _PICTURE = "growth.png"
 
 
@@ -95,7 +94,7 @@ def cost(
         records, is_new = _complete(cases, output, fresh)
         tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
         _write(tables, records, growth if is_new or not (output / _PICTURE).exists() else {}, output)
-    print_tables(tables, _COLUMNS)
+    print_tables(tables)
     print_texts(caption(records))
 
 

@@ -39,7 +39,7 @@ def list_all(
 ) -> None:
     """Show the data sets: images to train on and to test on, where they are found, where they come from."""
     rows = tuple(_cells(dataset, folder) for dataset in DATASETS.values())
-    print_tables([Table("", _COLUMNS, rows)], len(_COLUMNS), "left", no_wrap=True)
+    print_tables([Table("", _COLUMNS, rows)], justify="left")
     print_texts(
         f"Looked for in the folder {data_folder(folder)} (--data-folder and {FOLDER_VARIABLE} name another), then in "
         f"the cache {cache_folder()}. `crossbn data get NAME` downloads what is not there and compares checksums."

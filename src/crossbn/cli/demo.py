@@ -46,7 +46,7 @@ def demo(
         page = out / "index.html"
         if not _shows(page, records):
             _write(page, records)
-    print_tables([comparison_table("", experiment.measures, experiment.rows(records))], len(experiment.measures) + 1)
+    print_tables([comparison_table("", experiment.measures, experiment.rows(records))])
     print_texts(caption(records), *findings(records))
     typer.echo(f"{page} shows the table and the curves.")
 

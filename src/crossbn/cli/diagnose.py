@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,10 @@ from rich.console import Console
 from rich.progress import track
 
 from crossbn.cli.extras import require
-from crossbn.cli.folding import fold_names
 from crossbn.cli.named import MistakeError, find_function, refused
 from crossbn.cli.options import DataFolder
 from crossbn.cli.printing import fail, print_tables, print_texts
 from crossbn.lab import records as files
-from crossbn.lab.report.table import Table
 from crossbn.schedules import window_for
 
 if TYPE_CHECKING:
@@ -193,7 +191,7 @@ def _train(network: nn.Module, batches: Iterator[Batch], loss: Loss, run: _Run) 
 def _tell(run: _Run, verbose: bool) -> None:
     """Print and write the verdict, tables and the picture."""
     from crossbn.lab.fidelity.recommendation import verdict
-    from crossbn.lab.fidelity.records import CAUSES, average_causes
+    from crossbn.lab.fidelity.records import average_causes
     from crossbn.lab.report.fidelity_section import plot_fidelity  # matplotlib is slow to import
     from crossbn.lab.report.fidelity_table import COLUMNS, caption, cause_table, fidelity_tables
     from crossbn.lab.report.figure import save_png
@@ -208,18 +206,13 @@ def _tell(run: _Run, verbose: bool) -> None:
     (output / "table.md").write_text(f"{page}\n", encoding="utf-8")
     save_png(plot_fidelity(probe.records), output / "fidelity.png")
     print_texts(sentence)
-    _print(tables if verbose else tables[:1], COLUMNS)
-    _print(causes if verbose else causes[:1], len(CAUSES) + 1)
+    print_tables(tables if verbose else tables[:1], COLUMNS)
+    print_tables(causes if verbose else causes[:1])
     if verbose:
         print_texts(text)
     print_texts(
         f"{output} has the record, all tables and a picture{'' if verbose else '; --verbose prints the tables'}."
     )
-
-
-def _print(tables: Sequence[Table], columns: int) -> None:
-    width = Console().width
-    print_tables([fold_names(table, columns, width) for table in tables], columns, no_wrap=True)
 
 
 def _context(run: _Run) -> dict[str, str]:

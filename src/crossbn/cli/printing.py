@@ -7,28 +7,28 @@ import typer
 from rich.console import Console
 from rich.table import Table as Shown
 
+from crossbn.cli.folding import fit
 from crossbn.lab.report.table import Table
 
 
-def print_tables(
-    tables: Sequence[Table], columns: int, justify: Literal["left", "right"] = "right", no_wrap: bool = False
-) -> None:
+def print_tables(tables: Sequence[Table], columns: int = 99, justify: Literal["left", "right"] = "right") -> None:
     """Print tables one below the other.
 
     Args:
-        tables: cut in parts where they are wide.
+        tables: cut in parts where they are wider than the terminal.
         columns: of a part beside the first, at most.
-        justify: all columns but the first.
-        no_wrap: whether the first column keeps its width, however narrow the terminal.
+        justify: numbers, which is all columns but the first and those with words.
     """
     console = Console()
-    for part in (part for table in tables for part in table.cut(columns)):
-        shown = Shown(title=part.title or None, title_justify="left")
-        for i, column in enumerate(part.columns):
-            shown.add_column(column, justify=justify if i else "left", no_wrap=no_wrap and not i)
-        for row in part.rows:
-            shown.add_row(*row)
-        console.print(shown)
+    for table in tables:
+        for number, part in enumerate(fit(table, console.width, columns)):
+            shown = Shown(title=None if number else part.title or None, title_justify="left")
+            for i, column in enumerate(part.columns):
+                is_number = i and i not in part.word_columns
+                shown.add_column(column, justify=justify if is_number else "left", no_wrap=bool(is_number or not i))
+            for row in part.rows:
+                shown.add_row(*row)
+            console.print(shown)
 
 
 def print_texts(*texts: str) -> None:

@@ -37,5 +37,4 @@ def report(
         fail(str(error))
     for problem in page.problems:
         typer.echo(f"crossbn: {problem}", err=True)
-    shown = "; ".join(section.title for section in page.sections)
-    typer.echo(f"{path} shows: {shown}.")
+    typer.echo("\n- ".join([f"{path} shows:", *(section.title for section in page.sections)]))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from crossbn.cli.extras import require
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import print_tables
+from crossbn.cli.printing import print_tables, print_texts
 from crossbn.cli.progress import complete, mistakes_told
 from crossbn.lab.data import FOLDER_VARIABLE
 from crossbn.lab.experiments import runner
@@ -25,10 +25,9 @@ from crossbn.lab.report.experiment_figures import FIGURES
 from crossbn.lab.report.figure import save_png
 from crossbn.lab.report.table import Table
 
-_COLUMNS = 7  # that fit a terminal
 _MOST_ROWS = 30  # of a plan, so that it fits a screen
-_NAME_WIDTH = 44  # of 80 columns
-_FRAME = 15  # what lines and blanks take of a row
+_LEAST_SETTINGS = 20  # letters of them that are worth a column
+_FRAME = 13  # what lines and blanks take of a row
 _WORDS = {"looks": "measurements", "probes": "random projections"}  # in place of a setting's name
 
 
@@ -55,7 +54,7 @@ def reproduce(
     """
     if list_all:
         titles = tuple((key, each.title) for key, each in EXPERIMENTS.items())
-        print_tables([Table("", ("name", "what it is"), titles)], _COLUMNS, "left", no_wrap=True)
+        print_tables([Table("", ("name", "what it is"), titles)], justify="left")
         return
     name, experiment = _find(name)
     if scale not in experiment.scales:
@@ -84,9 +83,8 @@ def reproduce(
             raise UnavailableError(f"{path} has no record of {name}: without --show its runs are done")
         notes = [*_missing(tasks, records), *experiment.notes(scale), surroundings(records)]
         table = _write(name, scale, output, records, notes, anew=show)
-    print_tables([table], _COLUMNS, no_wrap=True)
-    for note in notes:
-        typer.echo(f"\n{note}")
+    print_tables([table])
+    print_texts(*notes)
 
 
 def _find(name: str | None) -> tuple[str, Experiment]:
@@ -112,11 +110,11 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
         missing = sum(task.key in todo for task in tasks)
         own = {key: value for key, value in tasks[0].settings.items() if key not in shared}
         about = in_words(missing * seconds[name]) if missing else "done"
-        rows.append((_cut(name, _NAME_WIDTH), f"{missing} of {len(tasks)}", about, _describe(own)))
+        rows.append((name, f"{missing} of {len(tasks)}", about, _describe(own)))
     room = Console().width - sum(max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]) - _FRAME
-    fitting = tuple((*told, _cut(own, room)) for *told, own in rows)
-    columns = ("run", "to do", "about", "settings")
-    print_tables([Table(experiment.title, columns, fitting)], _COLUMNS, "left", no_wrap=True)
+    most = 4 if room >= _LEAST_SETTINGS else 3  # columns: a name says what differs, too
+    fitting = tuple((*told, _cut(own, room))[:most] for *told, own in rows)
+    print_tables([Table(experiment.title, ("run", "to do", "about", "settings")[:most], fitting)], justify="left")
     if len(cells) > _MOST_ROWS:
         typer.echo(f"And {len(cells) - _MOST_ROWS} more like these.")
     if shared:

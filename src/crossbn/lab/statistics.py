@@ -11,7 +11,8 @@ CONFIDENCE = 0.95
 CHANCE = (
     "Differences are mean differences between runs of the same seed, in points, ± half of their "
     f"{CONFIDENCE:.0%} confidence interval (Student's t over the seeds). A question mark stands where 0 is within it: "
-    "the difference may be chance; of twenty differences that are none, one has no question mark."
+    "the difference may be chance; of twenty differences that are none, one has no question mark. A difference "
+    "without ± is of one seed, which has no interval."
 )
 
 
@@ -83,7 +84,7 @@ def _quantile(degrees: int) -> float:
 
 
 def describe_differences(ours: Mapping[int, float], others: Mapping[str, Mapping[int, float]]) -> str:
-    """Say how far measurements are from others, seed by seed, with a question mark where that may be chance.
+    """Say how far measurements are from others, seed by seed, with a question mark where 0 is in the interval.
 
     Example:
         >>> ours, bn, gn = {0: 47.0, 1: 49.0}, {0: 43.0, 1: 45.2}, {0: 48.0, 1: 48.8}
@@ -92,5 +93,7 @@ def describe_differences(ours: Mapping[int, float], others: Mapping[str, Mapping
     """
     found = {name: paired_difference(ours, other) for name, other in others.items()}
     return ", ".join(
-        f"{each} to {name}{'' if each.is_beyond_chance else ' (?)'}" for name, each in found.items() if each
+        f"{each} to {name}{' (?)' if each.margin is not None and not each.is_beyond_chance else ''}"
+        for name, each in found.items()
+        if each
     )

@@ -69,7 +69,7 @@ def test_seeds_of_detectors_are_joined_and_norms_stand_side_by_side(tmp_path: Pa
     (table,) = section.tables
     assert table.columns == ("", "n", "AP, %", "APl, %", "train loss", "waiting for images, %", "seconds")
     assert [row[:4] for row in table.rows] == [("BN", "2", "35.0 ± 7.1", ""), ("CBN", "1", "50.0", "")]
-    assert section.findings == ["The highest AP at the end, 50.0 %, is that of CBN: +20.0 to BN (?)."]
+    assert section.findings == ["The highest AP at the end, 50.0 %, is that of CBN: +20.0 to BN."]
 
 
 def test_a_training_without_a_measurement_is_counted(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ class Cell:
         parts = [f"{self.prefix}{title}", f"batch {self.batch_size}"]
         if self.window > 1:
             parts.append(f"window {self.window}")
-            parts += [f"{key} {'all' if value is None else value}" for key, value in sorted(self.options.items())]
-            if self.burn_in != BURN_IN:
-                parts.append(f"burn-in {self.burn_in:.0%}")
+        parts += [f"{key} {'all' if value is None else value}" for key, value in sorted(self.options.items())]
+        if self.window > 1 and self.burn_in != BURN_IN:
+            parts.append(f"burn-in {self.burn_in:.0%}")
         if "learning_rate" in self.changes:
             parts.append(f"rate {self.changes['learning_rate']:g}")
         return ", ".join(parts if self.variant is None else [*parts, self.variant])

@@ -109,7 +109,7 @@ _TUNING: dict[str, Any] = {
 
 
 def _tuned_norms(size: int) -> Cells:
-    fast = replace(plain("bn", size), options={"momentum": 0.1}, prefix="fast ")
+    fast = replace(plain("bn", size), options={"momentum": 0.1})
     own = cbn(size, burn_in=0.0, weights="auto")
     prior = replace(own, options={**own.options, "prior": "running"})
     return dict(zip(TUNED_NORMS, (plain("frozen_bn", size), plain("bn", size), fast, own, prior), strict=True))
@@ -181,7 +181,7 @@ class Finetune(Table):
     def rows(self, records: Sequence[Record]) -> list[Comparison]:
         """Return a row for each data set and batch size, CBN with its prior compared, then one for each rate."""
         rated = grid_rows(records, _finetune_rates(), PRIOR, {})
-        return [*super().rows(records), *(replace(row, remark="validation, one seed") for row in rated)]
+        return [*super().rows(records), *(replace(row, remark="") for row in rated)]
 
 
 FINETUNE = Finetune(

@@ -9,7 +9,9 @@ from crossbn.lab.experiments.sampling import Sampling
 
 EXPERIMENTS: dict[str, Experiment] = {
     **tables.TABLES,
-    **{"layers": Layers(), "cost": Cost(), "gradients": Gradients(), "sampling": Sampling()},
     **coco.TABLES,
+    **{"cost": Cost(), "layers": Layers(), "gradients": Gradients(), "sampling": Sampling()},
 }
-"""A new table is a specification in `tables` or `coco`; what differs in kind is a file and an entry here."""
+"""A new table is a specification in `tables` or `coco`; what differs in kind is a file and an entry here.
+
+Lists and pages have this order."""

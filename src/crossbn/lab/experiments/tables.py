@@ -1,4 +1,4 @@
-"""The tables and figures of classification, a specification each: those of the paper, then ours."""
+"""The tables and figures of classification, a specification each: those of the paper, and ours."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -230,13 +230,40 @@ class _Improvements(Table):
 
 
 _SPECIFICATIONS = (
-    Table("norms", "Norms: IN, LN, GN, BN and CBN at a small batch, BN at 32", _norms, "CBN"),
     Table(
         "batch_size",
         "Accuracy by batch size: BN, GN, BRN and CBN",
         _batch_size,
         "CBN",
         scales=(Scale.SMALL, Scale.MEDIUM, Scale.FULL),
+    ),
+    Table("norms", "Norms: IN, LN, GN, BN and CBN at a small batch, BN at 32", _norms, "CBN"),
+    FINETUNE,
+    Table(
+        "weights",
+        "Weights of old steps: automatic, equal, falling at a fixed rate, and the bound (ours, not the paper's)",
+        _weights,
+        "auto",
+        seeds=5,
+    ),
+    LEARNING_RATE,
+    Table("depth", "Depth: CBN and exact statistics in deeper networks (ours, not the paper's)", _depth, "CBN"),
+    Table(
+        "activations",
+        "Norms behind an activation, compensated through it (ours, not the paper's)",
+        _activations,
+        "through the activation",
+        seeds=5,
+    ),
+    Table("window", "Window: CBN, CBN without compensation, and BN with as many examples", _window, "CBN"),
+    Table("compensation", "Compensation: curves of CBN with and without it, and of BN", _compensation, "CBN"),
+    Table("order", "Order of the compensation: BN, none, first, second", _order, "CBN, first order"),
+    Table("burn_in", "Burn-in: how long a training begins with BN", _burn_in, "through"),
+    Table(
+        "bound",
+        "Bound: exact statistics over the window, by the gradient they pass on (ours, not the paper's)",
+        _bound,
+        "CBN",
     ),
     Table(
         "architectures",
@@ -245,10 +272,6 @@ _SPECIFICATIONS = (
         "CBN",
         seeds=1,  # three take more than an hour
     ),
-    Table("window", "Window: CBN, CBN without compensation, and BN with as many examples", _window, "CBN"),
-    Table("compensation", "Compensation: curves of CBN with and without it, and of BN", _compensation, "CBN"),
-    Table("burn_in", "Burn-in: how long a training begins with BN", _burn_in, "through"),
-    Table("order", "Order of the compensation: BN, none, first, second", _order, "CBN, first order"),
     Table(
         "backward",
         "Gradient through the compensation: through and detached (ours, not the paper's)",
@@ -261,27 +284,6 @@ _SPECIFICATIONS = (
         _positions,
         "all positions",
     ),
-    Table(
-        "bound",
-        "Bound: exact statistics over the window, by the gradient they pass on (ours, not the paper's)",
-        _bound,
-        "CBN",
-    ),
-    Table("depth", "Depth: CBN and exact statistics in deeper networks (ours, not the paper's)", _depth, "CBN"),
-    Table(
-        "weights",
-        "Weights of old steps: automatic, equal, falling at a fixed rate, and the bound (ours, not the paper's)",
-        _weights,
-        "auto",
-        seeds=5,
-    ),
-    Table(
-        "activations",
-        "Norms behind an activation, compensated through it (ours, not the paper's)",
-        _activations,
-        "through the activation",
-        seeds=5,
-    ),
     _Improvements(
         "improvements",
         "Improvements: what might bring CBN nearer to exact statistics (ours, not the paper's)",
@@ -289,8 +291,6 @@ _SPECIFICATIONS = (
         "CBN",
         seeds=5,
     ),
-    FINETUNE,
-    LEARNING_RATE,
 )
 TABLES: dict[str, Table] = {table.name: table for table in _SPECIFICATIONS}
-"""By the name that `crossbn reproduce` takes."""
+"""By the name that `crossbn reproduce` takes, what a reader asks first before what answers questions of detail."""

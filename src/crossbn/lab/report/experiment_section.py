@@ -47,7 +47,7 @@ def experiment_sections(source: Source) -> Iterator[Callable[[], Section] | Prob
     latest = source.latest
     shares = [share for name in EXPERIMENTS for share in _shares(name, latest, source.name)]
     explained = {key for share in shares if not share.missing for key in share.keys}
-    for share in sorted(shares, key=lambda share: bool(share.missing)):
+    for share in shares:
         if not share.missing or share.keys - explained:
             yield partial(_section, share, source)
     used = {key for share in shares for key in share.keys}
@@ -88,6 +88,7 @@ def _section(share: Share, source: Source) -> Section:
         settings={**common([record.settings for record in records]), **describe_origin(records, source.name)},
         setting_tables=settings_tables({label: group[0].settings for label, group in groups.items()}),
         command=["crossbn", "reproduce", share.experiment, *told, "--output", source.folder],
+        rank=2 * list(EXPERIMENTS).index(share.experiment) + bool(share.missing),  # unfinished ones behind finished
     )
 
 

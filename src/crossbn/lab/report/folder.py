@@ -46,11 +46,11 @@ def make_page(folder: Path, title: str | None = None) -> Page:
     """
     sources, problems = read_folder(folder)
     sections: list[tuple[str, Section]] = []
-    for name, found in _parts(sources):
-        if isinstance(found, Problem):
-            problems.append(found)
-        else:
-            sections.append((name, found))
+    for kind, make in SECTIONS.items():
+        parts = list(_parts(sources, kind, make))
+        problems += [part for _, part in parts if isinstance(part, Problem)]
+        found = [(name, part) for name, part in parts if isinstance(part, Section)]
+        sections += sorted(found, key=lambda each: each[1].rank)
     if not sections:
         raise RecordError(_nothing(folder, problems))
     records = sum(len(source.records) for source in sources)
@@ -69,18 +69,17 @@ def kind_of(record: Record) -> str:
     return record.kind if record.kind in SECTIONS and "norms" not in record.values else TABLE
 
 
-def _parts(sources: Sequence[Source]) -> Iterator[tuple[str, Section | Problem]]:
-    """Yield what the page consists of, by kind, with the name of the file that it is about."""
-    for kind, make in SECTIONS.items():
-        of_kind = [source._replace(records=[r for r in source.records if kind_of(r) == kind]) for source in sources]
-        files = [source for source in of_kind if source.records]
-        if kind in _JOINED and len(files) > 1:
-            records = [record for source in files for record in source.records]
-            files = [files[0]._replace(name=f"{len(files)} files", records=records)]
-        for source in files:
-            parts: list[Callable[[], Section] | Problem] | Problem = _attempt(partial(list, make(source)), source.name)
-            for part in [parts] if isinstance(parts, Problem) else parts:
-                yield source.name, part if isinstance(part, Problem) else _attempt(part, source.name)
+def _parts(sources: Sequence[Source], kind: str, make: Maker) -> Iterator[tuple[str, Section | Problem]]:
+    """Yield what the page has of a kind, with the name of the file that it is about."""
+    of_kind = [source._replace(records=[r for r in source.records if kind_of(r) == kind]) for source in sources]
+    files = [source for source in of_kind if source.records]
+    if kind in _JOINED and len(files) > 1:
+        records = [record for source in files for record in source.records]
+        files = [files[0]._replace(name=f"{len(files)} files", records=records)]
+    for source in files:
+        parts: list[Callable[[], Section] | Problem] | Problem = _attempt(partial(list, make(source)), source.name)
+        for part in [parts] if isinstance(parts, Problem) else parts:
+            yield source.name, part if isinstance(part, Problem) else _attempt(part, source.name)
 
 
 def _attempt(work: Callable[[], T], source: str) -> T | Problem:

@@ -36,6 +36,7 @@ class Section:
         settings: of the runs, the software and the machine, by name.
         setting_tables: settings that differ from run to run.
         command: what to type for the same records, word by word.
+        rank: where it stands among sections of its kind, the lowest first.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Section:
     settings: Mapping[str, object] = field(default_factory=dict)
     setting_tables: Sequence[Table] = ()
     command: Sequence[str] = ()
+    rank: int = 0
 
 
 class Shown(NamedTuple):
