@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --progress-bar on --disable-pip-version-check --constraint constraints.txt
 # Test processes and demo workers run side by side, one thread each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 

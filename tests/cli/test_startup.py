@@ -24,11 +24,11 @@ from crossbn.lab.recipes.training import RECORD, record_of
 from crossbn.lab.records import Record, Task, append
 from crossbn.nn import NORMS
 from tests.lab.cost.handmade import case, records
+from tests.processes import ended, interrupt, printed, start_command, wait_for
 
-# A process that a shell has put into the background ignores Ctrl-C.
 HEAVY = ("torch", "lightning", "torchvision", "timm", "sklearn", "matplotlib")
-LIGHT = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + (
-    "from crossbn.cli import main; sys.argv = ['crossbn', *sys.argv[1:]]\n"
+LIGHT = (
+    "import sys; from crossbn.cli import main; sys.argv = ['crossbn', *sys.argv[1:]]\n"
     f"try: main()\nfinally: print([each for each in {HEAVY} if each in sys.modules], file=sys.stderr)"
 )
 
@@ -141,15 +141,29 @@ LONG = {
 @pytest.mark.parametrize("verb", LONG)
 def test_ctrl_c_ends_with_130(verb: str, tmp_path: Path) -> None:
     output = tmp_path / "results"
-    words = [sys.executable, "-c", LIGHT, verb, *LONG[verb], "--output", str(output)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        if verb == "check":
-            assert running.stderr is not None
-            assert running.stderr.readline() == "operators against the reference ...\n"
-        deadline = time.monotonic() + 120
-        while verb != "check" and not output.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(1)
+    process = start_command(verb, *LONG[verb], "--output", output, output=tmp_path / "printed")
+    while verb == "check" and printed(tmp_path / "printed")[1] != "operators against the reference ...\n":
+        assert process.is_alive()
+        time.sleep(0.01)
+    if verb != "check":
+        wait_for(output, process)
+    time.sleep(0.5)
+    interrupt(process)
+    status, (_, errors) = ended(process), printed(tmp_path / "printed")
+    assert status == 130, errors
+    assert "crossbn: interrupted" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_modules_are_imported_ends_with_130(tmp_path: Path) -> None:
+    # A process that a shell has put into the background ignores Ctrl-C.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + LIGHT
+    words = [sys.executable, "-c", code, "train", *LONG["train"], "--output", str(tmp_path / "results")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as running:
+        while not (tmp_path / "results").exists():
+            assert running.poll() is None
+            time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=120)
     assert running.returncode == 130, errors

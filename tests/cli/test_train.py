@@ -1,10 +1,5 @@
 """`crossbn train classify`: what it prints, writes and refuses."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +9,7 @@ from typer.testing import CliRunner, Result
 from crossbn.cli import make_app
 from crossbn.lab import records
 from crossbn.lab.records import Record
+from tests.processes import ended, interrupt, printed, start_command, wait_for
 
 RUN = "train classify --data digits --model resnet8 --width 4 --epochs 2 --train-images 40 --test-images 30 --lr 0.02"
 
@@ -138,32 +134,19 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    def start(folder: Path) -> subprocess.Popen[str]:
-        words = [*RUN.split(), "--epochs", "12", "--output", str(folder)]
-        return subprocess.Popen(
-            [str(Path(sys.executable).with_name("crossbn")), *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Where the tests run in the background, a shell may have had them ignore it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-
-    process = start(tmp_path / "stopped")
-    while not (tmp_path / "stopped" / "last.ckpt").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate()
-    assert process.returncode == 130
-    assert told.splitlines()[-1] == f"crossbn: interrupted; the same command goes on from {tmp_path / 'stopped'}"
+    words = [*RUN.split(), "--epochs", "6", "--output"]
+    process = start_command(*words, tmp_path / "stopped", output=tmp_path / "printed")
+    wait_for(tmp_path / "stopped" / "last.ckpt", process)
+    interrupt(process)
+    assert ended(process) == 130
+    assert (
+        printed(tmp_path / "printed")[1].splitlines()[-1]
+        == f"crossbn: interrupted; the same command goes on from {tmp_path / 'stopped'}"
+    )
     step = torch.load(tmp_path / "stopped" / "last.ckpt", weights_only=True)["global_step"]
-    assert 0 < step < 120
+    assert 0 < step < 60
     for name in ("stopped", "straight"):
-        process = start(tmp_path / name)
-        process.communicate()
-        assert process.returncode == 0
+        assert ended(start_command(*words, tmp_path / name, output=tmp_path / "printed" / name)) == 0
     curves = [read_record(tmp_path / name).values["curve"] for name in ("stopped", "straight")]
     assert curves[0] == curves[1]
-    assert len(curves[0]) == 12
+    assert len(curves[0]) == 6

@@ -1,15 +1,24 @@
 """Two processes on gloo, and what they train."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
+
+from tests.processes import METHOD
 
 WORLD = 2
 Log = list[dict[str, Tensor]]
+
+
+def run_processes(worker: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Call a function with the number of its process and these arguments in each of them, until all have ended."""
+    start_processes(worker, arguments, nprocs=WORLD, start_method=METHOD)
 
 
 @contextmanager

@@ -15,11 +15,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import crossbn
-from tests.distributed.processes import WORLD, Log, process_group
+from tests.distributed.processes import WORLD, Log, process_group, run_processes
 
 STEPS = 6
 STOP = 4  # the window is full and has begun to move on
@@ -162,7 +161,7 @@ def worker(rank: int, folder: str, task: Callable[..., Result], cases: list[tupl
 
 def check(folder: Path, task: Callable[..., Result], *cases: tuple[Any, ...]) -> None:
     """Run `task` on all cases in two processes, which take seconds to start; each must have got what it wanted."""
-    spawn(worker, (str(folder), task, list(cases)), nprocs=WORLD)
+    run_processes(worker, (str(folder), task, list(cases)))
     for i, case in enumerate(cases):
         results = [torch.load(folder / f"{i}.{rank}.pt", weights_only=True) for rank in range(WORLD)]
         for rank, result in enumerate(results):

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import crossbn
-from tests.distributed.processes import WORLD, data, process_group, train
+from tests.distributed.processes import WORLD, data, process_group, run_processes, train
 
 BATCHES = [(2, 2), (3, 1), (1, 2), (2, 4), (2, 2)]  # examples per process, step by step
 DATA = [data(step, sizes, 3, 5, 4) for step, sizes in enumerate(BATCHES)]
@@ -37,7 +36,7 @@ def worker(rank: int, folder: str, options: dict[str, Any]) -> None:
 
 
 def run(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    spawn(worker, (str(folder), options), nprocs=WORLD)
+    run_processes(worker, (str(folder), options))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +60,29 @@ def signature(kernel: Any, constants: dict[str, Any], narrow: str) -> dict[str, 
 
 def usage(card: int, narrow: str) -> Iterator[tuple[str, int, int]]:
     """Yield each kernel with its registers, and the bytes of the stack that what does not fit into them needs."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     for name, variants in VARIANTS.items():
         kernel = getattr(kernels, name)
         for constants in variants:
-            source = ASTSource(kernel, signature=signature(kernel, constants, narrow), constexprs=constants)
-            compiled = triton.compile(source, target=GPUTarget("cuda", card, 32), options=dict(gpu_step.OPTIONS))
-            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-                file.write(compiled.asm["cubin"])
-                file.flush()
-                done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-            found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", done.stdout + done.stderr)
-            assert found is not None, done.stdout + done.stderr
-            yield f"{name} {constants}", int(found[1]), int(found[2]) + int(found[3])
+            types = signature(kernel, constants, narrow)
+            yield f"{narrow} {name} {constants}", *_usage(card, name, tuple(types.items()), tuple(constants.items()))
+
+
+@cache
+def _usage(card: int, name: str, types: tuple[Any, ...], constants: tuple[Any, ...]) -> tuple[int, int]:
+    """Compile a kernel once, though a narrow type that it does not read was asked for."""
+    source = ASTSource(getattr(kernels, name), signature=dict(types), constexprs=dict(constants))
+    compiled = triton.compile(source, target=GPUTarget("cuda", card, 32), options=dict(gpu_step.OPTIONS))
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", done.stdout + done.stderr)
+    assert found is not None, done.stdout + done.stderr
+    return int(found[1]), int(found[2]) + int(found[3])
 
 
 if __name__ == "__main__":
-    for row in usage(int(sys.argv[1]), sys.argv[2]):
-        print(*row, sep="\t")
+    for narrow in sys.argv[2:]:
+        for row in usage(int(sys.argv[1]), narrow):
+            print(*row, sep="\t")

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import crossbn
-from tests.distributed.processes import WORLD, data, process_group, train
+from tests.distributed.processes import WORLD, data, process_group, run_processes, train
 
 BATCHES = [(2, 2), (3, 1), (1, 2), (0, 3), (1, 1)]
 """Examples per process, step by step."""
@@ -44,7 +43,7 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_joint_batch(tmp_path: Path) -> None:
-    spawn(worker, (str(tmp_path),), nprocs=WORLD)
+    run_processes(worker, (str(tmp_path),))
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
     for options, *logs in zip(OPTIONS, *results, strict=True):
         alone = build(**options)

@@ -1,7 +1,6 @@
-"""Two processes on gloo: started by torchrun and by the engine's own launcher."""
+"""Two processes on gloo: started by torchrun, as it would, and by the engine's own launcher."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,17 @@ import crossbn
 from crossbn.lab import records
 from crossbn.lab.recipes.classification import Machine, Recipe, train
 from tests.lab.recipes.classification.runs import SMALL, Fragile, differences
-from tests.lab.recipes.processes import ROOT, states, torchrun
+from tests.processes import ROOT, ended, printed, run_pair, start_command, states
+from tests.support import run_python
 
 CBN = replace(SMALL, burn_in_epochs=0.2, test_images=31)
 SWITCHING = replace(SMALL, norm="bn", switch_norm="sync_bn", switch_epoch=1.0)
-NEVER = str(10**9)
+NEVER = 10**9
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__)
 
 
 def work(name: str, folder: Path, forward: int) -> None:
     """What each process does: train, then save what it has."""
-    torch.set_num_threads(1)
     kept: list[nn.Module] = []
 
     def wrap(network: nn.Module, _: Recipe) -> nn.Module:
@@ -39,7 +39,7 @@ def work(name: str, folder: Path, forward: int) -> None:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
-    assert torchrun(__name__, "cbn", folder, NEVER) == 0
+    run_python(*TORCHRUN, "cbn", folder, str(NEVER), folder=ROOT, variables={"OMP_NUM_THREADS": "1"})
     return folder
 
 
@@ -68,9 +68,9 @@ def test_record_is_of_both_processes(straight: Path) -> None:
 
 @pytest.mark.slow
 def test_goes_on_bit_for_bit(straight: Path, tmp_path: Path) -> None:
-    assert torchrun(__name__, "cbn", tmp_path, "7") == 1
+    assert run_pair(work, "cbn", tmp_path, 7) == [1, 1]
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 7
-    assert torchrun(__name__, "cbn", tmp_path, NEVER) == 0
+    assert run_pair(work, "cbn", tmp_path, NEVER) == [0, 0]
     for expected, found in zip(states(straight), states(tmp_path), strict=True):
         assert differences(expected, found) == []
     assert differences(*(torch.load(folder / "last.ckpt", weights_only=True) for folder in (straight, tmp_path))) == []
@@ -81,18 +81,17 @@ def test_engines_own_launcher_computes_the_same(straight: Path, tmp_path: Path) 
     names = ("model", "width", "batch_size", "epochs", "train_images", "test_images", "burn_in_epochs", "data")
     options = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(CBN, name)))]
     machine = ["--lr", str(CBN.learning_rate), "--devices", "2", "--accelerator", "cpu", "--output", str(tmp_path)]
-    command = [str(Path(sys.executable).with_name("crossbn")), "train", "classify", *options, *machine]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.count("test images after 2 epochs") == 1
-    assert done.stderr.count("epoch 2: loss") == 1
+    assert ended(start_command("train", "classify", *options, *machine, output=tmp_path / "printed")) == 0
+    result, news = printed(tmp_path / "printed")
+    assert result.count("test images after 2 epochs") == 1
+    assert news.count("epoch 2: loss") == 1
     curves = [records.read(folder / "record.jsonl")[0].values["curve"] for folder in (straight, tmp_path)]
     assert curves[0] == curves[1]
 
 
 @pytest.mark.slow
 def test_norms_that_join_processes_can_be_switched_to(tmp_path: Path) -> None:
-    assert torchrun(__name__, "switching", tmp_path, NEVER) == 0
+    assert run_pair(work, "switching", tmp_path, NEVER) == [0, 0]
     first, second = (state["model"] for state in states(tmp_path))
     buffers = [name for name in first if name.endswith(("running_mean", "running_var"))]
     # The first process's are broadcast before each step; after it they are still alike only if it was a joint one.

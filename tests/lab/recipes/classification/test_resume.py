@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from crossbn.integrations.lightning import LOGGER
 from crossbn.lab.recipes.checkpoints import CheckpointError
 from crossbn.lab.recipes.classification import Machine, OtherRunError, Progress, Recipe, RecipeError, train
 from tests.lab.recipes.classification.runs import SMALL, CrashError, Fragile, differences, finish
-from tests.lab.recipes.processes import kill_after_a_checkpoint
+from tests.processes import kill_after_a_checkpoint
 
 # Two epochs of 10 forwards; three points, after 7, 14 and 20 of them.
 RECIPE = replace(SMALL, points=3)
@@ -243,21 +242,17 @@ def test_a_complete_checkpoint_is_there_at_every_moment(tmp_path: Path, monkeypa
     assert (tmp_path / "last.ckpt").read_bytes() == kept
 
 
-def run_in_a_process(folder: str) -> None:
+def run_in_a_process(folder: Path) -> None:
     """What the process that is killed does."""
-    torch.set_num_threads(1)
-    train(replace(SMALL, epochs=4, points=3), Path(folder), machine=Machine(checkpoint_seconds=0.0))
+    train(replace(SMALL, epochs=4, points=3), folder, machine=Machine(checkpoint_seconds=0.0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("patience", [0.0, 0.13, 0.41])
-def test_goes_on_after_kill_9(patience: float, tmp_path: Path) -> None:
+def test_goes_on_after_kill_9(tmp_path: Path) -> None:
     recipe = replace(SMALL, epochs=4, points=3)
-    kill_after_a_checkpoint(__name__, tmp_path / "killed", patience)
-    straight, resumed = (finish(recipe, tmp_path / name) for name in ("straight", "killed"))
-    assert differences(straight[1], resumed[1]) == []
-    assert straight[0].curve == resumed[0].curve
-
-
-if __name__ == "__main__":
-    run_in_a_process(sys.argv[1])
+    outcome, straight = finish(recipe, tmp_path / "straight")
+    for patience in (0.0, 0.13, 0.41):
+        kill_after_a_checkpoint(run_in_a_process, tmp_path / str(patience), patience)
+        found, resumed = finish(recipe, tmp_path / str(patience))
+        assert differences(straight, resumed) == []
+        assert outcome.curve == found.curve

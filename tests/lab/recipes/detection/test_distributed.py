@@ -1,7 +1,6 @@
-"""Two processes on gloo, started by torchrun."""
+"""Two processes on gloo, with the variables that torchrun sets."""
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import crossbn
 from crossbn.lab import records
 from crossbn.lab.recipes.detection import Machine, Recipe, train
 from tests.lab.recipes.detection.runs import SMALL
-from tests.lab.recipes.processes import states, torchrun
+from tests.processes import run_pair, states
 
 RUN = replace(SMALL, model="mask_rcnn", norm="bn", switch_norm="sync_bn", switch_epoch=1.0)
 CBN = replace(SMALL, model="mask_rcnn")
@@ -21,7 +20,6 @@ CBN = replace(SMALL, model="mask_rcnn")
 
 def work(name: str, folder: Path) -> None:
     """What each process does: train, then save what it has."""
-    torch.set_num_threads(1)
     kept: list[nn.Module] = []
 
     def keep(network: nn.Module, _: Recipe) -> nn.Module:
@@ -36,7 +34,7 @@ def work(name: str, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_are_shared_histories_are_not_and_all_images_are_scored(tmp_path: Path) -> None:
-    assert torchrun(__name__, "cbn", tmp_path) == 0
+    assert run_pair(work, "cbn", tmp_path) == [0, 0]
     first, second = states(tmp_path)
     parameters = [name for name in first["model"] if name.endswith(("weight", "bias"))]
     assert [name for name in parameters if not torch.equal(first["model"][name], second["model"][name])] == []
@@ -51,12 +49,8 @@ def test_weights_are_shared_histories_are_not_and_all_images_are_scored(tmp_path
 
 @pytest.mark.slow
 def test_synchronized_norms_can_be_switched_to(tmp_path: Path) -> None:
-    assert torchrun(__name__, "switching", tmp_path) == 0
+    assert run_pair(work, "switching", tmp_path) == [0, 0]
     first, second = (state["model"] for state in states(tmp_path))
     buffers = [name for name in first if name.endswith(("running_mean", "running_var"))]
     # The first process's are broadcast before each step; after it they are still alike only if it was a joint one.
     assert [name for name in buffers if not torch.allclose(first[name], second[name], rtol=1e-4)] == []
-
-
-if __name__ == "__main__":
-    work(sys.argv[1], Path(sys.argv[2]))

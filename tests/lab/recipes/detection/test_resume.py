@@ -1,6 +1,5 @@
 """Runs that stop and go on, bit for bit."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,21 +9,20 @@ import torch
 from crossbn.lab.recipes.detection import Machine, OtherRunError, train
 from tests.lab.recipes.classification.runs import CrashError, differences
 from tests.lab.recipes.detection.runs import SMALL, finish, without_times
-from tests.lab.recipes.processes import kill_after_a_checkpoint
+from tests.processes import kill_after_a_checkpoint
 
 RUN = replace(SMALL, model="mask_rcnn", scales=(48, 56))
 SWITCHING = replace(SMALL, norm="bn", switch_norm="cbn", switch_epoch=1.0)
 
 
-def run_in_a_process(folder: str) -> None:
+def run_in_a_process(folder: Path) -> None:
     """What the process that is killed does."""
-    torch.set_num_threads(1)
-    train(RUN, Path(folder), machine=Machine(checkpoint_seconds=0.0))
+    train(RUN, folder, machine=Machine(checkpoint_seconds=0.0))
 
 
 @pytest.mark.slow
 def test_goes_on_after_kill_9(tmp_path: Path) -> None:
-    kill_after_a_checkpoint(__name__, tmp_path / "killed")
+    kill_after_a_checkpoint(run_in_a_process, tmp_path / "killed")
     reached = torch.load(tmp_path / "killed" / "last.ckpt", weights_only=True)["global_step"]
     assert 0 < reached < 8
     straight, resumed = (finish(RUN, tmp_path / name) for name in ("straight", "killed"))
@@ -65,7 +63,3 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "last.ckpt")
     with pytest.raises(OtherRunError, match="is no checkpoint of a detection"):
         train(replace(SMALL, norm="bn", epochs=1), tmp_path)
-
-
-if __name__ == "__main__":
-    run_in_a_process(sys.argv[1])

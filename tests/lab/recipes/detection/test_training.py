@@ -107,7 +107,7 @@ def test_waiting_for_images_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = SceneImages.__getitem__
 
     def prepare_slowly(self: SceneImages, draw: Draw) -> Any:
-        time.sleep(1.0)
+        time.sleep(0.3)
         return prepare(self, draw)
 
     monkeypatch.setattr(SceneImages, "__getitem__", prepare_slowly)
