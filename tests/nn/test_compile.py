@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import crossbn
+from crossbn.ops import cpu
 from tests.support import compiled_code
 
 
@@ -109,6 +110,28 @@ def test_eager_steps_may_follow_compiled_ones(native: bool) -> None:
     with compiled_code(native):
         expected, _ = train(eager, eager, steps=12)
         assert train(mixed, call, steps=12)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
+def test_native_code_does_the_backward_of_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of samples, which have as many axes as an image and which a compiler would lay out as one."""
+    torch._dynamo.reset()
+    model = nn.Sequential()
+    for _ in range(3):
+        model += nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+    crossbn.convert_(model, window=3)
+    compiled, done, in_c = torch.compile(model), [], cpu.step_backward
+
+    def watched(*given: Any) -> Any:
+        found = in_c(*given)
+        done.append(found is not None)
+        return found
+
+    monkeypatch.setattr(cpu, "step_backward", watched)
+    for _ in range(3):
+        compiled(torch.randn(2, 64, 16, 16)).square().mean().backward()
+    assert done == [True] * 9
 
 
 class Functional(nn.Module):

@@ -103,9 +103,8 @@ def test_backward_is_an_operator(name: str, is_last: bool) -> None:
     jacobians = [(0, each) for each in statistics.dependence.jacobians] if statistics.dependence is not None else []
     grad = draw(8, *x.shape, dtype=torch.float64).to(x)
     assert norm.gamma is not None
-    tensors = [tensor for _, each in jacobians for tensor in each]
     vectors = statistics.mean, statistics.var, statistics.share
-    arguments = grad, x, norm.gamma, *vectors, norm.eps, tensors, [start for start, _ in jacobians]
+    arguments = grad, x, norm.gamma, *vectors, norm.eps, *compiled._flat(jacobians)
     done = torch.library.opcheck(torch.ops.crossbn.step_backward.default, arguments)
     assert set(done.values()) == {"SUCCESS"}
     got = compiled.step_backward(grad, x, norm.gamma, norm.eps, statistics, jacobians)

@@ -39,7 +39,7 @@ torch.library.define(
 torch.library.define(
     "crossbn::step_backward",
     "(Tensor grad, Tensor x, Tensor gamma, Tensor mean, Tensor var, Tensor share, float eps, Tensor?[] jacobians, "
-    "int[] starts) -> Tensor[]",
+    "int[] places) -> Tensor[]",
     tags=_ANY_LAYOUT,
 )
 
@@ -198,16 +198,26 @@ def step_backward(
     jacobians: Sequence[tuple[int, C.Jacobian]],
 ) -> C.Gradients:
     """Return what `ops.step_backward` does, as one operator."""
-    tensors = [tensor for _, jacobian in jacobians for tensor in jacobian]
-    vectors, starts = (statistics.mean, statistics.var, statistics.share), [start for start, _ in jacobians]
-    dx, dgamma, dbeta, a, v, *weights = torch.ops.crossbn.step_backward(grad, x, gamma, *vectors, eps, tensors, starts)
+    rest = statistics.mean, statistics.var, statistics.share, eps, *_flat(jacobians)
+    dx, dgamma, dbeta, a, v, *weights = torch.ops.crossbn.step_backward(grad, x, gamma, *rest)
     return C.Gradients(dx, dgamma, dbeta, a, v, weights)
 
 
-def _jacobians(tensors: list[Tensor | None], starts: list[int]) -> list[tuple[int, C.Jacobian]]:
-    width = len(C.Jacobian._fields)
-    parts = [tensors[width * i : width * (i + 1)] for i in range(len(starts))]
-    return [(start, C.Jacobian(*part)) for start, part in zip(starts, parts, strict=True)]  # type: ignore[arg-type]
+def _flat(jacobians: Sequence[tuple[int, C.Jacobian]]) -> tuple[list[Tensor | None], list[int]]:
+    """Return their tensors, then where each of them starts and how many groups it has.
+
+    What has four axes a compiler keeps in channels_last order, in which no kernel reads rows.
+    """
+    tensors = [tensor for _, each in jacobians for tensor in each._replace(rows=each.rows.flatten(2))]
+    return tensors, [number for start, each in jacobians for number in (start, each.rows.shape[2])]
+
+
+def _jacobians(tensors: list[Tensor | None], places: list[int]) -> list[tuple[int, C.Jacobian]]:
+    width, found = len(C.Jacobian._fields), []
+    for i, (start, groups) in enumerate(zip(places[::2], places[1::2], strict=True)):
+        given = C.Jacobian(*tensors[width * i : width * (i + 1)])  # type: ignore[arg-type]  # as it was
+        found.append((start, given._replace(rows=given.rows.unflatten(2, (groups, -1)))))
+    return found
 
 
 def _run_backward(
@@ -219,11 +229,11 @@ def _run_backward(
     share: Tensor,
     eps: float,
     jacobians: list[Tensor | None],
-    starts: list[int],
+    places: list[int],
 ) -> list[Tensor]:
     statistics = Statistics(mean, var, share, None)
     dx, dgamma, dbeta, *rest, weights = ops.step_backward(
-        grad, x, gamma, eps, statistics, _jacobians(jacobians, starts)
+        grad, x, gamma, eps, statistics, _jacobians(jacobians, places)
     )
     laid_out = torch.empty_like(x)  # as the graph expects it
     dx = dx if dx.stride() == laid_out.stride() else laid_out.copy_(dx)
