@@ -60,6 +60,8 @@ def test_records_in_the_repository_make_a_page(tmp_path: Path) -> None:
     text = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).text
     assert "CBN / BN (target)" in text
     assert "targets/records.jsonl" in text
+    first = [text.index(heading) for heading in ("Accuracy by batch size", "Detection: norms", "CBN / BN (target)")]
+    assert first == sorted(first)  # accuracy, then detection, then what it costs
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,18 @@ def test_a_record_comes_back_as_json_has_it(tmp_path: Path) -> None:
     assert "NaN" not in path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [
+        ("BN, batch 2", "BN, batch 2"),
+        ("fast BN, batch 2, seed-free", "BN, batch 2, momentum 0.1, seed-free"),
+        ("CIFAR-10: fast BN, batch 16, rate 0.01", "CIFAR-10: BN, batch 16, momentum 0.1, rate 0.01"),
+    ],
+)
+def test_what_had_another_name_is_read_under_todays(before: str, name: str) -> None:
+    assert Record.from_json(replace(RECORD, name=before).to_json()).name == name
+
+
 def test_a_record_shares_its_keys_with_its_task() -> None:
     task = Task("classify", "BN, batch 2", 0, {"shape": [3, 4], "batch_size": 2})
     assert (task.key, task.cell) == (RECORD.key, RECORD.cell)

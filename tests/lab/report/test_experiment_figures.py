@@ -4,7 +4,7 @@ from typing import Any
 import numpy
 import pytest
 
-from crossbn.lab.experiments.experiment import Comparison
+from crossbn.lab.experiments.experiment import Comparison, Measure
 from crossbn.lab.experiments.registry import EXPERIMENTS
 from crossbn.lab.records import Record
 from crossbn.lab.report import experiment_figures
@@ -103,3 +103,27 @@ def test_what_was_not_run_is_not_drawn(name: str) -> None:
     figure = FIGURES[name]([each for each in runs_of(name) if each.settings["norm"] == "cbn"])
     labels = bars(figure.axes[0]).keys()
     assert {label for label in labels if label.startswith("CBN")} == labels
+
+
+@pytest.mark.parametrize("paper", [{}, {"AP": 37.7}], ids=["ours", "with the paper's"])
+def test_rows_are_lines_with_the_paper_s_beside_them(monkeypatch: pytest.MonkeyPatch, paper: dict[str, float]) -> None:
+    class Known:
+        measures = (Measure("AP", "AP, %"), Measure("AP50", "AP50, %"))
+
+        @staticmethod
+        def rows(_: Sequence[Record]) -> list[Comparison]:
+            return [
+                Comparison("no norm", {"AP": Spread(30.0, 1.0)}),
+                Comparison("not run", {}, paper),
+                Comparison("CBN", {"AP": Spread(33.0, None)}, paper),
+            ]
+
+    monkeypatch.setattr(experiment_figures, "EXPERIMENTS", {"coco_norms": Known})
+    panels: Any = FIGURES["coco_norms"](runs_of("batch_size")).axes
+    assert [axes.get_xlabel() for axes in panels] == ["AP, %, ours", "AP, %, the paper's"][: 1 + len(paper)]
+    ours = panels[0].containers[0].lines[0]
+    assert (list(ours.get_xdata()), list(ours.get_ydata())) == ([30.0, 33.0], [0, 1])
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["no norm", "CBN"]
+    assert panels[0].get_ylim()[0] > panels[0].get_ylim()[1]  # as in the table, from above
+    if paper:
+        assert (list(panels[1].lines[0].get_xdata()), list(panels[1].lines[0].get_ydata())) == ([37.7], [1])

@@ -110,6 +110,35 @@ def plot_ratios(records: Sequence[Record], experiment: str = "gradients") -> Fig
     return figure
 
 
+def plot_rows(records: Sequence[Record], *, experiment: str, title: str) -> Figure:
+    """Return the first measure of a table's rows as a figure, a line for each; the paper's beside ours.
+
+    Args:
+        records: of the experiment.
+        experiment: its name.
+        title: over the figure.
+    """
+    table, counts = EXPERIMENTS[experiment], [len(group) for group in by_name(records).values()]
+    measure = table.measures[0]
+    rows = [row for row in table.rows(records) if measure.name in row.ours]
+    theirs = {i: row.paper[measure.name] for i, row in enumerate(rows) if measure.name in row.paper}
+    height = 1.6 + 0.32 * len(rows)
+    figure, panels = begin(f"{title}\n{say_seeds(counts)}", 2 if theirs else 1, width=5.6, height=height)
+    means = [row.ours[measure.name].mean for row in rows]
+    panels[0].errorbar(
+        means, range(len(rows)), xerr=[row.ours[measure.name].sd or 0.0 for row in rows], fmt="o", capsize=3
+    )
+    if theirs:
+        panels[1].plot(list(theirs.values()), list(theirs), "o", color=GREY)
+    for axes, whose in zip(panels, ("ours", PAPER), strict=False):
+        axes.set_xlabel(f"{measure.label}, {whose}")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(rows)), [row.name for row in rows])
+    panels[0].invert_yaxis()
+    return figure
+
+
 FIGURES: dict[str, Callable[[Sequence[Record]], Figure]] = {
     "batch_size": partial(
         plot_columns,
@@ -124,5 +153,10 @@ FIGURES: dict[str, Callable[[Sequence[Record]], Figure]] = {
     ),
     "compensation": lambda records: plot_trainings(by_name(records), ("train_accuracy", "test_accuracy")),
     "gradients": plot_ratios,
+    "coco_norms": partial(
+        plot_rows, experiment="coco_norms", title="Detection: the norm of the backbone, then that of the heads"
+    ),
+    "coco_window": partial(plot_rows, experiment="coco_window", title="Detection: AP by window k"),
+    "coco_switch": partial(plot_rows, experiment="coco_switch", title="Detection: BN that is switched to SyncBN"),
 }
 """By the name of the experiment: turns its records into a figure, which `reproduce` and `report` save as they need."""
