@@ -106,9 +106,9 @@ def test_suite_shows_ratios_with_targets(tmp_path: Path, asked: list[Case]) -> N
     assert [each.model for each in asked][:2] == ["resnet18", "resnet50"]
     assert len(asked) == 6
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    row = "| mobilenet_v2, input 3x224x224, batch 4, window 4 | 1.25 ± 0.01 (1.15) |"
+    row = "| mobilenet_v2, input 3x224x224, batch 4, window 4 | 1.25 ± 0.01 (1.10) |"
     assert row in table
-    assert " | 1.02 ± 0.01 (1.02) | " in table
+    assert " | 1.02 ± 0.01 (1.01) | " in table
     assert "ms" not in answer.output.split("Times are")[0]
 
 
