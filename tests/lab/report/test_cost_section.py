@@ -84,7 +84,7 @@ def test_targets_are_in_brackets(tmp_path: Path) -> None:
     on_disk.write(tmp_path / "records.jsonl", [*made(), *made(positions=None)])
     overview = only_section(tmp_path).tables[0]
     assert overview.columns[0] == "CBN / BN (target)"
-    assert [row[1] for row in overview.rows] == ["1.05 ± 0.01 (1.10)", "1.05 ± 0.01"]
+    assert [row[1] for row in overview.rows] == ["1.05 ± 0.01 (1.06)", "1.05 ± 0.01"]
 
 
 def test_a_norm_without_cbn_is_told_too(tmp_path: Path) -> None:
