@@ -49,6 +49,20 @@ def test_report() -> None:
     assert "3 norms: 1 compensated, 1 pooled, 1 left alone" in str(report)
 
 
+def test_report_of_a_trained_network_tells_of_the_prior() -> None:
+    fresh, trained = network(), network()
+    assert "prior" not in str(crossbn.convert_(fresh, window=3))
+    trained(batch())
+    belief = copy.deepcopy(trained)
+    report = crossbn.convert_(trained, window=3)
+    assert str(report).endswith('to fine-tune, prior="running" begins with them')
+    assert report.summary().endswith(report.advice)
+    assert "prior" not in str(crossbn.convert_(trained, window=4))  # of norms that it has already
+    left = crossbn.convert_(copy.deepcopy(belief), window=3, filter_fn=lambda *_: False)
+    assert "prior" not in str(left)
+    assert "prior" not in str(crossbn.convert_(belief, window=3, prior="running"))
+
+
 def test_state_dict_is_that_of_batchnorm() -> None:
     plain, model = network(), network()
     crossbn.convert_(model, window=3)

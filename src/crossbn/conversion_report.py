@@ -72,12 +72,13 @@ class ConversionReport:
     """Every norm of a converted model, in the model's order; printed, it is a table.
 
     Norms whose operator is not to be found without running the model are pending. The first training forward completes
-    the report: it is then logged, and a warning says if much was left alone.
+    the report: it is then logged, and a warning says if much was left alone. `advice` is a sentence below the table.
     """
 
-    def __init__(self, records: Iterable[NormRecord], model: nn.Module | None = None) -> None:
+    def __init__(self, records: Iterable[NormRecord], model: nn.Module | None = None, advice: str = "") -> None:
         self._records = tuple(records)
         self._model = model
+        self.advice = advice
         if not self.pending:
             self.complete()
 
@@ -135,11 +136,12 @@ class ConversionReport:
         return "\n".join([*lines, self.summary()])
 
     def summary(self) -> str:
-        """Return the counts as one line."""
+        """Return the counts as one line, and the advice if there is any."""
         counts = [f"{len(self._with_status(status))} {status}" for status in (COMPENSATED, POOLED, LEFT)]
         if self.pending:
             counts.append(f"{len(self.pending)} pending")
-        return f"{len(self.records)} norms: {', '.join(counts)}"
+        line = f"{len(self.records)} norms: {', '.join(counts)}"
+        return f"{line}\n{self.advice}" if self.advice else line
 
 
 _REMEDY = (

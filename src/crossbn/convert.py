@@ -11,6 +11,7 @@ from crossbn.conversion_report import LEFT, PENDING, ConversionReport, NormRecor
 from crossbn.functional import Settings, geometry_of, is_linear_operator
 from crossbn.messages import say
 from crossbn.nn import layer
+from crossbn.nn.batch_norm import has_seen_something
 from crossbn.nn.layer import CrossIterBatchNorm
 from crossbn.nn.producer import Operator, Producer
 from crossbn.nn.scope import Scope
@@ -21,6 +22,10 @@ from crossbn.schedules import window_for
 from crossbn.torch_internals import BatchNormBase
 
 _GIVEN = "given in pairs"
+_FORGETS = (
+    "The running statistics are of a training and are not used in training steps: to fine-tune, "
+    'prior="running" begins with them'
+)
 
 _CONVERTED: dict[str, type[CrossIterBatchNorm]] = {
     "torch.nn.modules.batchnorm.BatchNorm1d": layer.CrossIterBatchNorm1d,
@@ -90,13 +95,14 @@ def convert_(
             records.append(NormRecord(name, LEFT, pairing.producers, reason))
         else:
             records.append(NormRecord.expected(pairing, settings, unpaired))
+    advice = _FORGETS if settings.prior is None and _was_trained(model, records) else ""
     converter = _Converter(model, unpaired)
     with _all_or_nothing(model, settings):
         for record in records:
             if record.status != LEFT:
                 found = () if record.status == PENDING else pairings[record.name].segments
                 converter.convert_norm_(record.name, found, settings)
-    report = ConversionReport(records, model)
+    report = ConversionReport(records, model, advice)
     Scope.mark_(model, report.complete if report.pending else None)
     if settings.consistent:
         say(
@@ -178,6 +184,17 @@ def revert_(model: nn.Module) -> None:
 def cross_iteration_norms(model: nn.Module) -> dict[str, CrossIterBatchNorm]:
     """Return the cross-iteration norms of `model` by qualified name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, CrossIterBatchNorm)}
+
+
+def _was_trained(model: nn.Module, records: Sequence[NormRecord]) -> bool:
+    """Tell whether a norm that is to be converted has running statistics of a training, as a checkpoint's has."""
+    for record in records:
+        norm = model.get_submodule(record.name)
+        if record.status != LEFT and isinstance(norm, BatchNormBase) and not isinstance(norm, CrossIterBatchNorm):
+            mean, var = norm.running_mean, norm.running_var
+            if mean is not None and var is not None and has_seen_something(mean, var):
+                return True
+    return False
 
 
 def _given_pairs(model: nn.Module, pairs: Mapping[str, str | Sequence[str]]) -> dict[str, Pairing]:
