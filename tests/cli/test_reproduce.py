@@ -258,4 +258,4 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "torchvision" else name)
     answer = call("cost")
     assert answer.status == 1
-    assert "needs torchvision: pip install 'crossbn[vision]'" in answer.output
+    assert "needs torchvision: pip install '.[train]'" in answer.output

@@ -62,7 +62,7 @@ def reproduce(
         raise typer.BadParameter(f"{name} has no {scale.value} scale, but {scales}", param_hint="--scale")
     require("matplotlib", "sklearn")
     if not show:
-        require("torchvision", extra="vision")
+        require("torchvision", extra="train")
     if data_folder is not None:
         os.environ[FOLDER_VARIABLE] = str(data_folder)  # the runs are processes of their own
     tasks = experiment.configs(scale, seeds)

