@@ -1,10 +1,11 @@
 """What the laboratory says of the software it runs on."""
 
-from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import crossbn
 from crossbn.lab import environment
 from tests.support import run_python
 
@@ -17,18 +18,15 @@ ORIGINS = {
 
 
 @pytest.mark.parametrize("case", ORIGINS)
-def test_an_extra_comes_from_where_the_package_did(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_comes_from_where_the_package_did(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin, command = ORIGINS[case]
     found = SimpleNamespace(read_text=lambda name: origin if name == "direct_url.json" else "")
     monkeypatch.setattr(environment, "distribution", lambda _: found)
+    monkeypatch.setattr(crossbn, "__file__", str(tmp_path / "lib" / "crossbn" / "__init__.py"))
     assert environment.install_command("train") == command
 
 
-def test_sources_on_the_path_are_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(environment, "distribution", fail)
+def test_sources_on_the_path_are_a_clone() -> None:
     assert environment.install_command("detect") == "pip install '.[detect]'"
 
 

@@ -86,11 +86,10 @@ def _version(package: str) -> str:
 
 def install_command(extra: str) -> str:
     """Return what installs packages that the library itself does not need, by the name of their extra."""
-    try:
-        origin = distribution("crossbn").read_text("direct_url.json")
-        is_clone = "dir_info" in json.loads(origin or "{}")
-    except PackageNotFoundError:
-        is_clone = True  # sources that are on the path
+    is_clone = (Path(crossbn.__file__).parents[2] / "pyproject.toml").exists()
+    if not is_clone and _version("crossbn"):
+        # pip has written down where it found what it installed, unless that was a registry.
+        is_clone = "dir_info" in json.loads(distribution("crossbn").read_text("direct_url.json") or "{}")
     return f"pip install '{'.' if is_clone else 'crossbn'}[{extra}]'"
 
 
