@@ -126,6 +126,20 @@ def test_other_norms(norm: str, kind: str) -> None:
     assert {each for name, each in norms_of(make(replace(LITE, norm=norm))).items() if "roi_heads" in name} == {kind}
 
 
+def test_a_detector_without_norms_to_choose_is_refused(tmp_path: Path) -> None:
+    ensure_torchvision()
+    from torchvision import models
+
+    torch.save(models.resnet50(weights=None).state_dict(), tmp_path / "weights.pth")
+    told = {"backbone_weights": str(tmp_path / "weights.pth"), "backbone": "resnet50", "channels": 256}
+    recipe = replace(SMALL, where="heads", model="fasterrcnn_resnet50_fpn_v2", **told)
+    found = norms_of(make(recipe))
+    assert {kind for name, kind in found.items() if not name.startswith("backbone.body")} == {"CrossIterBatchNorm2d"}
+    assert sum(kind == "CrossIterBatchNorm2d" for kind in found.values()) == 12
+    with pytest.raises(RecipeError, match="retinanet_resnet50_fpn has norms in its backbone only, which where"):
+        make(replace(recipe, model="retinanet_resnet50_fpn", norm="gn"))
+
+
 def test_switching_leaves_fixed_norms_alone() -> None:
     recipe = replace(LITE, norm="bn", switch_norm="sync_bn", switch_epoch=1.0)
     network = make(recipe)

@@ -5,11 +5,12 @@ Kaiming He, Georgia Gkioxari, Piotr Dollár, Ross Girshick, "Mask R-CNN", ICCV 2
 Tsung-Yi Lin et al., "Feature Pyramid Networks for Object Detection", CVPR 2017, https://arxiv.org/abs/1612.03144.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crossbn.compat import ensure_torchvision
 from crossbn.lab.recipes.detection.backbones import PRETRAINED, build_backbone, freeze_early_, load_backbone_
@@ -125,4 +126,32 @@ def _torchvision(recipe: Recipe, classes: int) -> nn.Module:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.GroupNorm):
                 setattr(parent, name, nn.BatchNorm2d(child.num_channels))
+    if hasattr(network, "head"):
+        network.head = LevelHeads(network.head, len(network.anchor_generator.sizes))
     return network
+
+
+class LevelHeads(nn.Module):
+    """A head that runs on every level of a pyramid, as one for each: only running statistics are the level's own.
+
+    Levels differ in their statistics. With an average of these BatchNorm would normalize none of them in evaluation.
+
+    Args:
+        head: of the first level; the others have its parameters.
+        levels: how many there are.
+    """
+
+    def __init__(self, head: Any, levels: int) -> None:
+        super().__init__()
+        shared = {id(each): each for each in head.parameters()}
+        self.heads = nn.ModuleList([head, *(copy.deepcopy(head, dict(shared)) for _ in range(levels - 1))])
+
+    def forward(self, features: list[Tensor]) -> dict[str, Tensor]:
+        """Return what the heads say of all levels, one after the other, by name."""
+        outputs = [head([level]) for head, level in zip(self.heads, features, strict=True)]
+        return {name: torch.cat([output[name] for output in outputs], dim=1) for name in outputs[0]}
+
+    def compute_loss(self, *told: Any) -> Any:
+        """Return the losses by name; the arguments are the head's."""
+        head: Any = self.heads[0]
+        return head.compute_loss(*told)

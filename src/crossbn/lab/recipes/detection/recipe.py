@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +19,8 @@ HEADS, ALL = "heads", "all"
 NO_NORM = "none"
 OWN_MODELS = ("faster_rcnn", "mask_rcnn")
 """Built here, of torchvision's parts: with a backbone of choice and the paper's heads."""
+_OWN = ("backbone", "channels")
+"""Fields that are of these only."""
 BACKBONES = ("resnet18", "resnet50", "resnet101", "efficientnet_lite0")
 SCORES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 """COCO's, 0 to 1: the mean over overlaps of 0.5 to 0.95, at 0.5, at 0.75, and of small, medium and large objects."""
@@ -95,6 +97,9 @@ class Recipe(TrainingRecipe["Outcome"]):
             )
         if self.norm == NO_NORM and self.model not in OWN_MODELS:
             raise RecipeError(f'norm "none" is for {" and ".join(OWN_MODELS)}, whose heads are built here')
+        ignored = [each.name for each in fields(self) if each.name in _OWN and getattr(self, each.name) != each.default]
+        if ignored and self.model not in OWN_MODELS:
+            raise RecipeError(f"{ignored[0]} is of {' and '.join(OWN_MODELS)}: {self.model} comes with its own")
 
     @property
     def norms(self) -> Iterable[str]:
