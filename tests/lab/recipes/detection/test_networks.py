@@ -106,8 +106,24 @@ def test_weights_from_a_file(backbone: str, tmp_path: Path) -> None:
     assert not network.backbone.body.conv1.weight.requires_grad
     assert network.backbone.body.layer2[0].conv1.weight.requires_grad
     other = replace(recipe, backbone="resnet18" if backbone != "resnet18" else "resnet50")
-    with pytest.raises(RecipeError, match="backbone weights"):
+    with pytest.raises(RecipeError, match=r"weights\.pth are of another network: "):
         build_network(other, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x0a\x6b\x6b\x6b", "are no file of weights that torch can read"),
+        ([1, 2], "are no weights by name, as torchvision saves"),
+        ({"epoch": 3}, "are of another network: they have no 'conv1.weight'"),
+        ({"conv1.weight": torch.zeros(64, 3, 3, 3)}, r"'conv1.weight' is \[64, 3, 3, 3\], not \[64, 3, 7, 7\]"),
+    ],
+)
+def test_what_is_no_file_of_weights_is_told(content: Any, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(RecipeError, match=sentence):
+        build_network(replace(SMALL, where="heads", backbone_weights=str(path)), 3)
 
 
 def test_a_random_backbone_is_trained_everywhere_and_cannot_be_fixed() -> None:
