@@ -99,8 +99,7 @@ def test_images_are_a_folders_the_nuclei_or_shapes(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(("where", "momentum"), [("heads", 0.01), ("all", 0.1)])
 def test_small_scale_adapts_the_backbone(where: str, momentum: float) -> None:
     recipe = recipe_of({"data": "shapes", **DetectionCell("bn", where).settings(Scale.SMALL)}, 0)
-    assert recipe.wrap is not None
-    network: Any = recipe.wrap(build_network(recipe, classes=3), recipe)
+    network: Any = build_network(recipe, classes=3)
     body, pyramid = network.backbone.body, network.backbone.fpn
     # Fixed norms keep their weights company, others are soon up to date.
     assert any(each.requires_grad for each in body.parameters()) == (where == "all")

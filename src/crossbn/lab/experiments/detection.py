@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from crossbn.lab.data import data_folder
 from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
 from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.recipes.detection.recipe import weights_file
 from crossbn.lab.records import Task
 
 if TYPE_CHECKING:  # the training engine takes seconds to import
@@ -135,17 +135,12 @@ def check(tasks: Sequence[Task]) -> None:
         place = data_folder() / COCO if data == COCO else Path(_place_of(data))
         if data != SHAPES and not place.is_dir():
             raise UnavailableError(f"{data} is not in {place}, where --data-folder or CROSSBN_DATA has it looked for")
-    for name in dict.fromkeys(weights for task in tasks if (weights := _weights_of(task.settings))):
+    for name in dict.fromkeys(weights for task in tasks if (weights := weights_file(task.settings["backbone"]))):
         if not (data_folder() / name).is_file():
             raise UnavailableError(
                 f"full scale begins with ImageNet's weights, which are looked for in {data_folder() / name}: what "
                 "torchvision saves of its classifier"
             )
-
-
-def _weights_of(settings: Mapping[str, Any]) -> str | None:
-    backbone = settings["backbone"]
-    return f"{backbone}.pth" if str(backbone).startswith("resnet") else None
 
 
 def estimate_seconds(task: Task) -> float:
@@ -165,23 +160,8 @@ def recipe_of(settings: Mapping[str, Any], seed: int) -> "Recipe":
 
     told: dict[str, Any] = {**settings, "seed": seed, "data": _place_of(settings["data"])}
     del told["processes"]
-    wrap = partial(_adapt_, frozen=told.pop("frozen_backbone"), momentum=told.pop("norm_momentum", None))
-    weights = _weights_of(settings)
-    return Recipe(**told, backbone_weights=None if weights is None else str(data_folder() / weights), wrap=wrap)
-
-
-def _adapt_(network: Any, recipe: "Recipe", *, frozen: bool, momentum: float | None) -> Any:
-    """Let the weights of the backbone be what they are, or its norms have another momentum, or neither."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    del recipe
-    body = network.backbone.body
-    if frozen:
-        body.requires_grad_(False)  # those of the pyramid are trained
-    for each in body.modules():
-        if momentum is not None and isinstance(each, _BatchNorm):
-            each.momentum = momentum
-    return network
+    weights = weights_file(settings["backbone"])
+    return Recipe(**told, backbone_weights=None if weights is None else str(data_folder() / weights))
 
 
 def work(task: Task, watch: Watch, folder: Path | None = None) -> Values:

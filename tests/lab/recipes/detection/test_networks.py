@@ -130,8 +130,17 @@ def test_a_random_backbone_is_trained_everywhere_and_cannot_be_fixed() -> None:
     network = make(SMALL)
     assert set(norms_of(network).values()) == {"CrossIterBatchNorm2d"}
     assert all(each.requires_grad for each in network.parameters())
-    with pytest.raises(RecipeError, match="has no weights that they could belong to"):
+    with pytest.raises(RecipeError, match=r'where "heads" fixes the norms of the backbone, .* resnet18\.pth in'):
         build_network(replace(SMALL, where="heads"), 3)
+    with pytest.raises(RecipeError, match="frozen_backbone fixes the weights of the backbone, which has no weights"):
+        build_network(replace(SMALL, frozen_backbone=True), 3)
+
+
+def test_settings_of_before_are_settings_still() -> None:
+    assert not {"frozen_backbone", "norm_momentum"} & SMALL.settings().keys()
+    settings = replace(LITE, frozen_backbone=True, norm_momentum=0.1).settings()
+    assert (settings["frozen_backbone"], settings["norm_momentum"]) == (True, 0.1)
+    assert Recipe(**settings) == replace(LITE, frozen_backbone=True, norm_momentum=0.1)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +163,12 @@ def test_a_detector_without_norms_to_choose_is_refused(tmp_path: Path) -> None:
     assert sum(kind == "CrossIterBatchNorm2d" for kind in found.values()) == 12
     with pytest.raises(RecipeError, match="retinanet_resnet50_fpn has norms in its backbone only, which where"):
         make(replace(recipe, model="retinanet_resnet50_fpn", norm="gn"))
+
+
+@pytest.mark.parametrize(("field", "own"), [("backbone", {}), ("channels", {"backbone": "resnet50"})])
+def test_what_torchvisions_detectors_would_ignore_is_refused(field: str, own: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=f"{field} is of faster_rcnn and mask_rcnn: fcos_resnet50_fpn comes with its"):
+        build_network(replace(SMALL, model="fcos_resnet50_fpn", **own), 3)
 
 
 def test_switching_leaves_fixed_norms_alone() -> None:

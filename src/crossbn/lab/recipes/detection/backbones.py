@@ -79,9 +79,8 @@ def load_backbone_(backbone: Any, path: Path) -> None:
         if not isinstance(found, Tensor) and not name.endswith("num_batches_tracked"):
             raise RecipeError(f"backbone weights {path} are of another network: they have no {name!r}")
         if isinstance(found, Tensor) and found.shape != own.shape:
-            raise RecipeError(
-                f"backbone weights {path} are of another network: {name!r} is {list(found.shape)}, not {list(own.shape)}"
-            )
+            shapes = f"{list(found.shape)}, not {list(own.shape)}"
+            raise RecipeError(f"backbone weights {path} are of another network: {name!r} is {shapes}")
     backbone.body.load_state_dict(state, strict=False)
 
 

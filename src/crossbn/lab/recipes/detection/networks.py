@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from crossbn.compat import ensure_torchvision
 from crossbn.lab.recipes.detection.backbones import PRETRAINED, build_backbone, freeze_early_, load_backbone_
-from crossbn.lab.recipes.detection.recipe import ALL, HEADS, NO_NORM, OWN_MODELS, Recipe
+from crossbn.lab.recipes.detection.recipe import ALL, HEADS, NO_NORM, OWN_MODELS, Recipe, weights_file
 from crossbn.lab.recipes.recipe import RecipeError
 from crossbn.messages import no_such
 
@@ -58,11 +58,13 @@ def build_network(recipe: Recipe, classes: int, trained: bool = False) -> nn.Mod
     Raises:
         RecipeError: if there is no such detector, or its weights cannot be had.
     """
-    check_model(recipe.model)
-    if recipe.where == HEADS and not is_pretrained(recipe):
+    recipe.check_model()
+    if (recipe.where == HEADS or recipe.frozen_backbone) and not is_pretrained(recipe):
+        fixed = 'where "heads" fixes the norms' if recipe.where == HEADS else "frozen_backbone fixes the weights"
         raise RecipeError(
-            'where "heads" fixes the norms of the backbone, which has no weights that they could belong to: give '
-            f'backbone_weights, take the backbone {PRETRAINED}, or train with where "all"'
+            f"{fixed} of the backbone, which has no weights that they could belong to: give backbone_weights (the "
+            f"command looks for {weights_file(recipe.backbone)} in the folder of the data sets), take the backbone "
+            f'{PRETRAINED}, or train with where "all"'
         )
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
@@ -71,6 +73,11 @@ def build_network(recipe: Recipe, classes: int, trained: bool = False) -> nn.Mod
         load_backbone_(network.backbone, Path(recipe.backbone_weights))
     if is_pretrained(recipe):
         freeze_early_(network.backbone)
+    if recipe.frozen_backbone:
+        network.backbone.body.requires_grad_(False)
+    for each in network.backbone.body.modules():
+        if recipe.norm_momentum is not None and isinstance(each, nn.BatchNorm2d):
+            each.momentum = recipe.norm_momentum
     return network
 
 
