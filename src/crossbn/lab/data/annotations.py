@@ -66,12 +66,11 @@ def check_annotations(content: Mapping[str, Any], path: Path, masks: bool) -> No
         if not isinstance(annotation, dict):
             raise DataError(f"{path}: entry {number} of 'annotations' is no object, but {annotation!r:.50}")
         image_id = annotation.get("image_id")
-        image = images.get(image_id) if isinstance(image_id, _ID) else None
         told = f"annotation {annotation['id']!r}" if "id" in annotation else f"entry {number} of 'annotations'"
-        if image is None:
+        if not isinstance(image_id, _ID) or image_id not in images:
             raise DataError(f"{path}: {told} is of the image with id {image_id!r}, which the file lacks")
-        if problem := _annotation_problem(annotation, image, categories, masks):
-            raise DataError(f"{path}: {told} of the image {_name(image)} {problem}")
+        if problem := _annotation_problem(annotation, images[image_id], categories, masks):
+            raise DataError(f"{path}: {told} of the image {_name(images[image_id])} {problem}")
 
 
 def _by_id(entries: list[Any], path: Path, name: str) -> dict[Any, Mapping[str, Any]]:

@@ -72,7 +72,7 @@ def test_torchvisions_detectors_have_norms_for_each_level(name: str) -> None:
     assert [len(each) for each in norms] == [8] * LEVELS  # four in each of two towers
     weights = list(heads[0].parameters())
     assert all(own is each for head in heads for own, each in zip(head.parameters(), weights, strict=True))
-    first, *others = (each[0].running_mean for each in norms)
+    first, *others = (each[0].get_buffer("running_mean") for each in norms)
     assert all(not torch.equal(first, other) for other in others)
 
 

@@ -156,7 +156,7 @@ def test_a_detector_without_norms_to_choose_is_refused(tmp_path: Path) -> None:
     from torchvision import models
 
     torch.save(models.resnet50(weights=None).state_dict(), tmp_path / "weights.pth")
-    told = {"backbone_weights": str(tmp_path / "weights.pth"), "backbone": "resnet50", "channels": 256}
+    told: dict[str, Any] = {"backbone_weights": str(tmp_path / "weights.pth"), "backbone": "resnet50", "channels": 256}
     recipe = replace(SMALL, where="heads", model="fasterrcnn_resnet50_fpn_v2", **told)
     found = norms_of(make(recipe))
     assert {kind for name, kind in found.items() if not name.startswith("backbone.body")} == {"CrossIterBatchNorm2d"}

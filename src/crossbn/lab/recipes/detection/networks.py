@@ -68,7 +68,7 @@ def build_network(recipe: Recipe, classes: int, trained: bool = False) -> nn.Mod
         )
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        network = _own(recipe, classes) if recipe.model in OWN_MODELS else _torchvision(recipe, classes)
+        network: Any = _own(recipe, classes) if recipe.model in OWN_MODELS else _torchvision(recipe, classes)
     if recipe.backbone_weights is not None and not trained:
         load_backbone_(network.backbone, Path(recipe.backbone_weights))
     if is_pretrained(recipe):
