@@ -34,10 +34,11 @@ def detect(
         str, typer.Option(help=f"{HEADS}: the norm in the heads, the backbone's BN fixed; {ALL}: but in early stages.")
     ] = HEADS,
     frozen_backbone: Annotated[
-        bool, typer.Option("--frozen-backbone/--trained-backbone", help="Whether its trained weights stay as they are.")
+        bool,
+        typer.Option("--frozen-backbone/--trained-backbone", help="Whether the backbone's weights stay as they are."),
     ] = False,
     norm_momentum: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Of its norms' running statistics.", show_default="its own")
+        float | None, typer.Option(min=0, max=1, help="Of the backbone's running statistics.", show_default="its own")
     ] = None,
     data: Annotated[str, typer.Option(help="shapes, coco, or a folder in COCO's format.")] = "shapes",
     batch_size: runs.BatchSize = 4,
