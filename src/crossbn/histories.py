@@ -158,8 +158,8 @@ def _own_state(name: str, norm: CrossIterBatchNorm, part: Mapping[str, Tensor]) 
     if "drift" in part and norm.settings.prior is None:
         raise ValueError(f"{name}: the saved history is of prior='running', this norm has none: convert with the same")
     drift = part.get("drift")
-    if drift is not None and (not isinstance(drift, Tensor) or drift.shape != () or not 0 <= float(drift) < math.inf):
-        raise ValueError(f"{name}: drift should be a tensor of one finite number, at least 0")
+    if drift is not None and (not isinstance(drift, Tensor) or drift.shape != (1,) or not 0 <= float(drift) < math.inf):
+        raise ValueError(f"{name}: drift should be a vector of one finite number, not below 0")
     return part
 
 

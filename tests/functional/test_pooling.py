@@ -160,9 +160,9 @@ def test_a_belief_is_alone_until_weights_have_moved_and_noise_was_seen() -> None
 
 def test_a_belief_drifts_as_something_that_wanders() -> None:
     one, var = torch.ones(1), torch.tensor([4.0])
-    there = C.drifted(torch.zeros(()), one, 0.6 * one, var, 0.0)
-    torch.testing.assert_close(there, torch.tensor(0.5**2 + 0.3**2))
+    there = C.drifted(torch.zeros(1), one, 0.6 * one, var, 0.0)
+    torch.testing.assert_close(there, torch.tensor([0.5**2 + 0.3**2]))
     back = C.drifted(there, -one, -0.6 * one, var, 0.0)
     torch.testing.assert_close(back, 2 * there)
-    of_two = C.drifted(torch.zeros(()), torch.tensor([1.0, 0.0]), torch.zeros(2), torch.tensor([4.0, 1.0]), 0.0)
-    torch.testing.assert_close(of_two, torch.tensor(0.5**2 / 2))  # the mean over channels
+    of_two = C.drifted(torch.zeros(1), torch.tensor([1.0, 0.0]), torch.zeros(2), torch.tensor([4.0, 1.0]), 0.0)
+    torch.testing.assert_close(of_two, torch.tensor([0.5**2 / 2]))  # the mean over channels

@@ -139,6 +139,19 @@ def test_it_fades_as_the_network_leaves_the_checkpoint() -> None:
     torch.testing.assert_close(far.mean((0, 2, 3)), norm.bias, atol=0.5, rtol=0)  # as a norm over the window
 
 
+def test_it_moves_towards_the_window_no_faster_than_it_should() -> None:
+    found = []
+    for momentum in (0.001, 0.01, 0.1, None):
+        model = trained()
+        norm: Any = model[1]
+        norm.momentum = momentum
+        run(model, 30)
+        found.append(norm.running_mean)
+    assert torch.equal(found[1], found[2])
+    assert float((found[0] - found[1]).norm()) > 0.01
+    assert float((found[3] - found[1]).norm()) < 1e-6  # after 30 steps an average over all would be faster
+
+
 def test_a_forward_without_gradients_leaves_no_trace() -> None:
     model = trained()
     run(model, 5)

@@ -13,6 +13,7 @@ from crossbn.functional.geometry import (
 from crossbn.functional.moments import Flag, accumulation_dtype, all_finite, batch_moments, channelwise, join_moments
 from crossbn.functional.normalize import Gradients, gradient_sums, gradients, input_gradient, normalized
 from crossbn.functional.pooling import (
+    LARGEST_MOMENTUM,
     Latest,
     Pooled,
     StepWeights,

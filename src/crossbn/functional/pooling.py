@@ -16,7 +16,7 @@ reach the weights through it as they do through the remembered steps. docs/deriv
 | symbol | name | formula | shape |
 |---|---|---|---|
 | m, s^2 | belief | m + shift, s^2 exp(growth) at each step | [C] |
-| D | `drifted` | sum over steps of the channels' mean of (shift / s)^2 + (growth / 2)^2 | [] |
+| D | `drifted` | sum over steps of the channels' mean of (shift / s)^2 + (growth / 2)^2 | [1] |
 | beta | `belief_weight` | V / (V + D), V the noise of the pooled statistics | [1] |
 """
 
@@ -34,6 +34,10 @@ LARGEST_GROWTH = 0.7
 LARGEST_RATIO = 4.0
 """Of the believed variance to that of the window, in gradients: channels that are silent in a few images would have
 any."""
+
+LARGEST_MOMENTUM = 0.01
+"""With which a belief moves towards the window: a network is better with the statistics that it was trained with than
+with those of new images, as long as it is the network that it was."""
 
 _LEAST_PAST = 0.01
 """Of the weights of remembered steps together, to follow them."""
@@ -130,14 +134,14 @@ def growth_of(slope: Tensor, var: Tensor) -> Tensor:
 
 
 def drifted(drift: Tensor, shift: Tensor, growth: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Return D, [], one step further: squares add up, as they do for something that wanders.
+    """Return D, [1], one step further: squares add up, as they do for something that wanders.
 
     Of the mean in standard deviations, of the standard deviation in logarithms.
 
     Example:
         >>> one = torch.ones(2)
-        >>> drifted(torch.tensor(0.5), shift=0.2 * one, growth=0.6 * one, var=4 * one, eps=0.0)
-        tensor(0.6000)
+        >>> drifted(torch.tensor([0.5]), shift=0.2 * one, growth=0.6 * one, var=4 * one, eps=0.0)
+        tensor([0.6000])
     """
     return drift + (shift.square() / (var + eps) + growth.square() / 4).mean()
 

@@ -89,11 +89,12 @@ class Belief:
     The belief itself is the norm's running mean and variance, which evaluation uses as well.
 
     Attributes:
-        drift: [], D of `functional.pooling`.
+        drift: [1], D of `functional.pooling`.
     """
 
     def __init__(self, like: Tensor) -> None:
-        self.drift = torch.zeros((), dtype=C.accumulation_dtype(like.dtype), device=like.device)
+        # Not []: a graph of torch 2.13's compiler reads such a tensor after it has written it.
+        self.drift = torch.zeros(1, dtype=C.accumulation_dtype(like.dtype), device=like.device)
 
     @torch.no_grad()
     def join_(self, statistics: Sequence[ops.Statistics], norm: GuardedBatchNorm, leads: bool) -> Callable[[], None]:
@@ -129,7 +130,9 @@ class Belief:
         """Let the running statistics as they are now go with the weights, then towards those of the window."""
         running = norm._running
         assert running is not None
-        momentum = 1 / (running[2] + 1).to(rate) if norm.momentum is None else norm.momentum
+        most = C.LARGEST_MOMENTUM
+        tracked = running[2].to(rate) + 1
+        momentum = tracked.reciprocal().clamp_max(most) if norm.momentum is None else min(norm.momentum, most)
         before = torch.stack(running[:2]).to(target)
         moved = torch.stack([before[0] + step[0], before[1] * step[1].exp()])
         mean, var = torch.lerp(moved, target, rate * momentum).to(running[0].dtype)
