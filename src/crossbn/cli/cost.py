@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from crossbn.cli.extras import require
 from crossbn.cli.named import check_device, find_function, refused
-from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cli.printing import fail, fail_for, print_tables, print_texts
 from crossbn.lab import records as files
 from crossbn.lab.cost import Case, CaseError, CostRecord, Precision
 from crossbn.lab.cost.cases import Growth, default_threads, distinct, sweep
@@ -193,7 +193,7 @@ def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growt
     from crossbn.lab.report.cost_table import caption
 
     text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
-    (output / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    files.write_whole(output / "table.md", f"{text}\n".encode())
     if growth:
         from crossbn.lab.report.cost_section import plot_growth  # matplotlib is slow to import
         from crossbn.lab.report.figure import save_png
@@ -209,8 +209,8 @@ def _mistakes_told() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted; the same command again measures the cases that are missing")
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
-    except files.RecordError as error:
+        fail_for(error)
+    except files.DamagedError as error:
         fail(f"{error}; --fresh starts anew")
-    except CaseError as error:
+    except (files.RecordError, CaseError) as error:
         fail(str(error))

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from crossbn.cli.extras import require
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cli.printing import fail, fail_for, print_tables, print_texts
 from crossbn.lab.data import (
     DATASETS,
     FOLDER_VARIABLE,
@@ -150,4 +150,4 @@ def _mistakes_told() -> Iterator[None]:
     except DataError as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
+        fail_for(error)

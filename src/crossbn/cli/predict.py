@@ -7,7 +7,7 @@ import typer
 from rich.progress import track
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail
+from crossbn.cli.printing import fail, fail_for
 from crossbn.lab.data import DataError
 from crossbn.lab.recipes.recipe import RecipeError
 
@@ -41,5 +41,5 @@ def predict(
     except (RecipeError, DataError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
+        fail_for(error)
     typer.echo(f"{sum(counts):,} objects in {total:,} images. {output} has the drawings and objects.jsonl.")

@@ -41,3 +41,9 @@ def fail(sentence: str) -> NoReturn:
     """End the command with a sentence for what is not the program's fault."""
     typer.echo(f"crossbn: {sentence}", err=True)
     raise typer.Exit(1)
+
+
+def fail_for(error: OSError) -> NoReturn:
+    """End the command with what the system says, and of which file."""
+    what = error.strerror or str(error).partition("\n")[0]  # decoders raise theirs without a number
+    fail(f"{what}: {error.filename}" if error.filename else what)

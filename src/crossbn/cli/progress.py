@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from crossbn.cli.printing import fail
+from crossbn.cli.printing import fail, fail_for
 from crossbn.lab.experiments import runner
 from crossbn.lab.experiments.estimates import in_words
 from crossbn.lab.experiments.experiment import Experiment, UnavailableError
@@ -81,4 +81,4 @@ def mistakes_told() -> Iterator[None]:
     except (RecordError, UnavailableError, WorkerError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
+        fail_for(error)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail
-from crossbn.lab.records import RecordError
+from crossbn.cli.printing import fail, fail_for
+from crossbn.lab.records import RecordError, write_whole
 
 
 def report(
@@ -30,9 +30,9 @@ def report(
     try:
         page = make_page(folder, title)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page.html(), encoding="utf-8")
+        write_whole(path, page.html().encode())
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
+        fail_for(error)
     except RecordError as error:
         fail(str(error))
     for problem in page.problems:

@@ -18,7 +18,7 @@ from crossbn.lab.experiments import runner
 from crossbn.lab.experiments.estimates import in_words
 from crossbn.lab.experiments.experiment import Experiment, Scale, UnavailableError
 from crossbn.lab.experiments.registry import EXPERIMENTS
-from crossbn.lab.records import Record, Task, by_name, on_their_data, read
+from crossbn.lab.records import Record, Task, by_name, on_their_data, read, write_whole
 from crossbn.lab.report.comparison import comparison_table, surroundings
 from crossbn.lab.report.context import in_text
 from crossbn.lab.report.experiment_figures import FIGURES
@@ -161,5 +161,5 @@ def _write(
     is_written = path.exists() and path.read_text(encoding="utf-8") == text
     if picture is not None and (anew or not is_written or not picture.exists()):
         save_png(FIGURES[name](records), picture)  # which imports matplotlib: that takes a second
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text.encode())
     return table

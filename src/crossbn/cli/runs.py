@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from crossbn.cli.named import look_here
-from crossbn.cli.printing import fail
+from crossbn.cli.printing import fail, fail_for
 from crossbn.lab.data import DataError
 from crossbn.lab.models import ModelError
 from crossbn.lab.progress import Progress as News
@@ -180,4 +180,4 @@ def _mistakes_told(output: Path) -> Iterator[None]:
     except (RecipeError, ModelError, DataError, RecordError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
+        fail_for(error)

@@ -150,14 +150,43 @@ def read(path: Path) -> list[Record]:
     return records
 
 
+def replace_in(path: Path, record: Record) -> None:
+    """Let the file, which need not exist yet, have a record in place of those of the same work; others stay.
+
+    Raises:
+        RecordError: if it cannot be written; the file is what it was.
+    """
+    write_whole(path, _without(path, [record]) + f"{record.to_json()}\n".encode())
+
+
 def forget(path: Path, tasks: Iterable[Task]) -> None:
     """Take the records of `tasks`, and what is no record, out of a file; those of other work stay."""
-    if not path.exists():
-        return
-    keys = {task.key for task in tasks}
-    kept = path.with_suffix(".new")
-    kept.write_bytes(b"".join(line for line in path.read_bytes().splitlines(keepends=True) if _is_other(line, keys)))
-    kept.replace(path)  # at once: an interruption leaves one of the two
+    if path.exists():
+        write_whole(path, _without(path, tasks))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Let a file have this content; an interruption or a full disk leaves what it had.
+
+    Raises:
+        RecordError: if it cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _without(path: Path, tasks: Iterable[Task]) -> bytes:
+    keys, lines = {task.key for task in tasks}, path.read_bytes().splitlines() if path.exists() else []
+    return b"".join(line + b"\n" for line in lines if _is_other(line, keys))
 
 
 def _is_other(line: bytes, keys: set[str]) -> bool:
