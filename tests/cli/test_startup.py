@@ -178,6 +178,19 @@ def test_help_is_in_groups() -> None:
     assert [verb for verb in COMMANDS if f"│ {verb} " not in shown] == []
 
 
+def test_help_of_a_training_is_in_panels() -> None:
+    shown = CliRunner(env={"COLUMNS": "100"}).invoke(make_app(), ["train", "classify", "--help"]).stdout
+    panels = {part.partition(" ")[0]: part for part in shown.split("╭─ ")[1:]}
+    assert [*panels] == ["Options", "Norm", "Images", "Training", "Machine"]
+    for panel, option in {
+        "Norm": "--window",
+        "Images": "--augment",
+        "Training": "--lr",
+        "Machine": "--devices",
+    }.items():
+        assert f"│ {option} " in panels[panel]
+
+
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_is_there(verb: str) -> None:
     done = CliRunner().invoke(make_app(), [verb, "--help"])

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,39 +19,50 @@ from crossbn.lab.data import DataError
 from crossbn.lab.models import ModelError
 from crossbn.lab.progress import Progress as News
 from crossbn.lab.recipes.machine import Machine
-from crossbn.lab.recipes.recipe import DivergedError, OtherRunError, OutcomeT, RecipeError, TrainingRecipe
+from crossbn.lab.recipes.recipe import (
+    PRECISIONS,
+    DivergedError,
+    OtherRunError,
+    OutcomeT,
+    RecipeError,
+    TrainingRecipe,
+)
 from crossbn.lab.recipes.training import RECORD, finished, train
 from crossbn.lab.records import RecordError
 
 Describe = Callable[[Any], str]
 """Returns the line for a point of the curve."""
 
-NormOptions = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
-Window = Annotated[int | None, typer.Option(min=1, help="Forwards to pool.", show_default="16 / batch size, at most 8")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward and process.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training images.")]
-BurnIn = Annotated[float, typer.Option(min=0, help="Of window 1 first.")]
-Momentum = Annotated[float, typer.Option(min=0, help="Of SGD.")]
-WeightDecay = Annotated[float, typer.Option(min=0, help="On all parameters that are trained.")]
-Accumulate = Annotated[int, typer.Option(min=1, help="Forwards of a step.")]
-Precision = Annotated[str, typer.Option(help="32, bf16-mixed, 16-mixed or 64.")]
-TrainImages = Annotated[int | None, typer.Option(min=1, help="To train on.", show_default="all")]
-TestImages = Annotated[int | None, typer.Option(min=1, help="To test on.", show_default="all")]
-Seed = Annotated[int, typer.Option(help="Of weights, order and what is random in preparing images.")]
-Points = Annotated[int | None, typer.Option(min=1, help="How often to test.", show_default="after each epoch")]
-SwitchNorm = Annotated[str | None, typer.Option(help="Another norm from --switch-epoch on.")]
-SwitchEpoch = Annotated[float, typer.Option(min=0, help="When to switch.")]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
-Devices = Annotated[int | None, typer.Option(min=1, help="Processes on each machine.", show_default="1, or torchrun's")]
-Nodes = Annotated[int | None, typer.Option(min=1, help="Machines.", show_default="1, or torchrun's")]
-Strategy = Annotated[str, typer.Option(help="As Lightning names it; auto or a kind of ddp.")]
+of_norm, of_training, of_images, of_machine = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Norm", "Training", "Images", "Machine")
+)
+"""Options in their panel of the help."""
+NormOptions = Annotated[list[str] | None, of_norm(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
+Window = Annotated[int | None, of_norm(min=1, help="Forwards to pool.", show_default="16 / batch size, at most 8")]
+BatchSize = Annotated[int, of_training(min=1, help="Images per forward and process.")]
+Epochs = Annotated[int, of_training(min=1, help="Passes over the training images.")]
+BurnIn = Annotated[float, of_norm(min=0, help="Of window 1 first.")]
+Momentum = Annotated[float, of_training(min=0, help="Of SGD.")]
+WeightDecay = Annotated[float, of_training(min=0, help="On all parameters that are trained.")]
+Accumulate = Annotated[int, of_training(min=1, help="Forwards of a step.")]
+Precision = Annotated[str, of_training(help=f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.")]
+TrainImages = Annotated[int | None, of_images(min=1, help="To train on.", show_default="all")]
+TestImages = Annotated[int | None, of_images(min=1, help="To test on.", show_default="all")]
+Seed = Annotated[int, of_training(help="Of weights, order and what is random in preparing images.")]
+Points = Annotated[int | None, of_images(min=1, help="How often to test.", show_default="after each epoch")]
+SwitchNorm = Annotated[str | None, of_norm(help="Another norm from --switch-epoch on.")]
+SwitchEpoch = Annotated[float, of_norm(min=0, help="When to switch.")]
+Accelerator = Annotated[str, of_machine(help="auto, cpu or gpu.")]
+Devices = Annotated[int | None, of_machine(min=1, help="Processes on each machine.", show_default="1, or torchrun's")]
+Nodes = Annotated[int | None, of_machine(min=1, help="Machines.", show_default="1, or torchrun's")]
+Strategy = Annotated[str, of_machine(help="As Lightning names it; auto or a kind of ddp.")]
 Workers = Annotated[
-    int | None, typer.Option(min=0, help="Processes that prepare images.", show_default="as the data needs")
+    int | None, of_machine(min=0, help="Processes that prepare images.", show_default="as the data needs")
 ]
-CheckpointMinutes = Annotated[float, typer.Option(min=0, help="Between checkpoints in an epoch.")]
+CheckpointMinutes = Annotated[float, of_machine(min=0, help="Between checkpoints in an epoch.")]
 Output = Annotated[Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the run.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever the directory has.")]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Train on when the loss is not finite any more.")]
+KeepGoing = Annotated[bool, of_training("--keep-going", help="Train on when the loss is not finite any more.")]
 
 
 def parse_options(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
@@ -99,6 +111,7 @@ def carry_out(
             return known
         look_here()  # for a model of the user's own
         with told_as_usage():
+            recipe.check_data()
             recipe.check_model()
         if not is_first():
             return train(recipe, output, machine=machine, fresh=fresh)
