@@ -156,7 +156,7 @@ def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> tuple[list[Co
 
 def _check(cases: Sequence[Case]) -> None:
     """Refuse what cannot be measured before anything is."""
-    from crossbn.lab.models import find_model
+    from crossbn.lab.models import check_model
 
     for norm in dict.fromkeys(norm for case in cases for norm in case.norms if norm not in NORM_NAMES):
         raise typer.BadParameter(no_such("norm", norm, NORM_NAMES), param_hint="--norms")
@@ -166,7 +166,7 @@ def _check(cases: Sequence[Case]) -> None:
             continue
         require("torchvision", extra="vision")
         with refused("--model"):
-            find_model(name)
+            check_model(name)
 
 
 def _measure(todo: Sequence[Case], path: Path, found: dict[Case, list[CostRecord]]) -> None:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from crossbn.lab.cost.cases import Case
 from crossbn.lab.cost.records import CostRecord
+from crossbn.messages import no_such
 
 
 class Ratios(NamedTuple):
@@ -61,7 +62,7 @@ def make_suite(name: str, **settings: Any) -> list[Goal]:
         'resnet18, input 3x224x224, batch 4, window 4'
     """
     if name not in SUITES:
-        raise ValueError(f"there is no suite {name!r}, there is {', '.join(SUITES)}")
+        raise ValueError(no_such("suite", name, SUITES))
     targets, norms = _SUITES[name]
     faster = 1.0 if "gn" in norms else None
     return [
