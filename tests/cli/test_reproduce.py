@@ -131,7 +131,10 @@ def test_dry_run_shows_cells_and_times_and_does_none(tmp_path: Path, asked: list
     call("pretended", "--out", tmp_path)
     answer = call("pretended", "--dry-run", "--seeds", "2", "--fresh", "--out", tmp_path)
     assert re.search(r"two +│ 1 of 2 +│ 2 min +│ number 2 +│", answer.output)
-    assert "2 of 4 runs to do" in answer.output
+    call("pretended", "--out", tmp_path, "--seeds", "2", "--only", "one")
+    answer = call("pretended", "--dry-run", "--seeds", "2", "--out", tmp_path)
+    assert re.search(r"│ two +│ 1 of 2 .*│ one +│ 0 of 2 ", answer.output, re.DOTALL)  # what is to do comes first
+    assert "1 of 4 runs to do" in answer.output
     call("pretended", "--out", tmp_path, "--seeds", "2")
     answer = call("pretended", "--dry-run", "--seeds", "2", "--out", tmp_path)
     assert re.search(r"two +│ 0 of 2 +│ done +│", answer.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from crossbn.cli.extras import require
@@ -25,8 +26,12 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command with the arguments of this process."""
-    require("rich", "typer")
-    make_app()()
+    try:
+        require("rich", "typer")
+        make_app()()
+    except KeyboardInterrupt:  # before the command itself listens
+        print("crossbn: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def make_app() -> typer.Typer:

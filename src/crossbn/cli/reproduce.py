@@ -100,7 +100,7 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     """Print a line for each cell: how many of its runs are to do, and about how long they take."""
     todo = {task.key for task in progress.todo}
     cells: dict[str, list[Task]] = {}
-    for task in progress.tasks:
+    for task in sorted(progress.tasks, key=lambda task: task.key not in todo):  # what is to do comes first
         cells.setdefault(task.name, []).append(task)
     seconds = {name: experiment.estimate_seconds(tasks[0]) for name, tasks in cells.items()}
     first = progress.tasks[0].settings
