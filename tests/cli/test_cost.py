@@ -7,7 +7,7 @@ import pytest
 from crossbn.cli import extras
 from crossbn.lab.cost import Case, CaseError, CostRecord, measuring
 from crossbn.lab.cost.records import read
-from crossbn.lab.records import append
+from crossbn.lab.records import append, locked
 from tests.cli.answers import call
 from tests.lab.cost.handmade import case, records
 
@@ -160,6 +160,13 @@ def test_other_mistakes_end_with_a_sentence(tmp_path: Path, asked: list[Case], m
     answer = call(*TINY, "--image-size", "6", "--out", tmp_path / "new")
     assert answer.status == 1
     assert answer.errors.splitlines()[-1].endswith("batch 4, window 4: the model has no BatchNorm")
+
+
+def test_a_second_process_is_refused_and_fresh_is_no_remedy(tmp_path: Path, asked: list[Case]) -> None:
+    with locked(tmp_path):
+        answer = call(*TINY, "--out", tmp_path)
+    sentence = f"crossbn: another process works in {tmp_path}: wait for it, or take another --output\n"
+    assert (answer.status, answer.errors, asked) == (1, sentence, [])
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

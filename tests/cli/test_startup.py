@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from crossbn import cli
 from crossbn.cli import COMMANDS, make_app
 from crossbn.lab import environment
 from crossbn.lab.cost import Precision
@@ -169,6 +170,19 @@ def test_ctrl_c_while_modules_are_imported_ends_with_130(tmp_path: Path) -> None
     assert running.returncode == 130, errors
     assert "crossbn: interrupted" in errors
     assert "Traceback" not in errors
+
+
+def test_ctrl_c_before_the_command_listens_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "make_app", interrupted)
+    with pytest.raises(SystemExit) as ended_with:
+        cli.main()
+    assert ended_with.value.code == 130
+    assert capsys.readouterr().err == "crossbn: interrupted\n"
 
 
 def test_help_is_in_groups() -> None:
