@@ -126,6 +126,13 @@ def test_a_finished_table_waits_for_nothing(name: str, tmp_path: Path) -> None:
     assert done.stdout == written.stdout
 
 
+@pytest.mark.parametrize("name", ["batch_size", "finetune", "layers", "gradients", "sampling", "cost", "coco_norms"])
+def test_a_dry_run_waits_for_nothing(name: str, tmp_path: Path) -> None:
+    done = call("reproduce", name, "--dry-run", "--output", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert "runs to do" in done.stdout
+
+
 STEPS = ("--data", "random", "--image-size", "8", "--channels", "1", "--steps", "1000000")
 LONG = {
     "cost": ("--model", "tests.lab.cost.handmade:tiny_network", "--image-size", "6", "--rounds", "1000000"),

@@ -102,14 +102,14 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     cells: dict[str, list[Task]] = {}
     for task in sorted(progress.tasks, key=lambda task: task.key not in todo):  # what is to do comes first
         cells.setdefault(task.name, []).append(task)
-    seconds = {name: experiment.estimate_seconds(tasks[0]) for name, tasks in cells.items()}
+    seconds = progress.seconds(experiment.estimate_seconds)
     first = progress.tasks[0].settings
     shared = [name for name in first if all(task.settings.get(name) == first[name] for task in progress.tasks)]
     rows = []
     for name, tasks in list(cells.items())[:_MOST_ROWS]:
         missing = sum(task.key in todo for task in tasks)
         own = {key: value for key, value in tasks[0].settings.items() if key not in shared}
-        about = in_words(missing * seconds[name]) if missing else "done"
+        about = in_words(missing * seconds[tasks[0].cell]) if missing else "done"
         rows.append((name, f"{missing} of {len(tasks)}", about, _describe(own)))
     room = Console().width - sum(max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]) - _FRAME
     most = 4 if room >= _LEAST_SETTINGS else 3  # columns: a name says what differs, too
@@ -120,7 +120,7 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     if shared:
         typer.echo(f"All runs: {_describe({name: first[name] for name in shared})}.")
     processes = runner.processes_of(experiment)
-    each = [seconds[task.name] for task in progress.todo]
+    each = [seconds[task.cell] for task in progress.todo]
     total = in_words(max(sum(each) / processes, *each, 0.0))
     beside = f", {processes} at once" if processes > 1 else ""
     typer.echo(f"{len(todo)} of {len(progress.tasks)} runs to do{beside}: about {total} on this machine.")
