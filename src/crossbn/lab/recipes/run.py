@@ -18,10 +18,9 @@ from crossbn.lab.recipes.loading import Batches, Images
 from crossbn.lab.recipes.machine import Machine
 from crossbn.lab.recipes.module import RunModule
 from crossbn.lab.recipes.order import Plan
-from crossbn.lab.recipes.quiet import quiet, repeatable
 from crossbn.lab.recipes.recipe import RecipeError, TrainingRecipe
 from crossbn.lab.recipes.resuming import find_checkpoint
-from crossbn.lab.recipes.trainer import Files, make_trainer
+from crossbn.lab.recipes.trainer import Files, make_trainer, quiet, repeatable
 from crossbn.lab.recipes.training import record_of
 from crossbn.nn import NORMS
 
