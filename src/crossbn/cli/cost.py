@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,9 +18,13 @@ from crossbn.lab.cost.cases import Growth, default_threads, distinct, sweep
 from crossbn.lab.cost.records import read
 from crossbn.lab.cost.suites import SUITES, Goal, make_suite
 from crossbn.lab.norm_names import NORM_NAMES
+from crossbn.lab.report.markdown import write_markdown
 from crossbn.lab.report.table import Table
 from crossbn.messages import no_such
 from crossbn.schedules import window_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MODEL = "resnet18"
 _SIZE = "224"
@@ -91,9 +95,9 @@ def cost(
     from crossbn.lab.report.cost_table import caption, case_table, suite_table
 
     with _mistakes_told():
-        records, is_new = _complete(cases, output, fresh)
+        records = _complete(cases, output, fresh)
         tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
-        _write(tables, records, growth if is_new or not (output / _PICTURE).exists() else {}, output)
+        _write(tables, records, growth, output)
     print_tables(tables)
     print_texts(caption(records))
 
@@ -137,8 +141,8 @@ def _integers(text: str, option: str) -> list[int]:
     return values
 
 
-def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> tuple[list[CostRecord], bool]:
-    """Return the records of `cases`, after measuring those that are missing, and whether any was."""
+def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> list[CostRecord]:
+    """Return the records of `cases`, after measuring those that are missing."""
     path = output / "records.jsonl"
     known = [] if fresh else read(path)
     found = {case: [record for record in known if record.answers(case)] for case in cases}
@@ -151,7 +155,7 @@ def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> tuple[list[Co
             if fresh:
                 path.unlink(missing_ok=True)
             _measure(todo, path, found)
-    return [record for case in cases for record in found[case]], bool(todo)
+    return [record for case in cases for record in found[case]]
 
 
 def _check(cases: Sequence[Case]) -> None:
@@ -192,13 +196,12 @@ def _of(case: Case, records: Sequence[CostRecord]) -> list[CostRecord]:
 def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growth, output: Path) -> None:
     from crossbn.lab.report.cost_table import caption
 
-    text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
-    files.write_whole(output / "table.md", f"{text}\n".encode())
-    if growth:
+    def draw() -> "Figure":
         from crossbn.lab.report.cost_section import plot_growth  # matplotlib is slow to import
-        from crossbn.lab.report.figure import save_png
 
-        save_png(plot_growth(growth, records), output / _PICTURE)
+        return plot_growth(growth, records)
+
+    write_markdown(output / "table.md", [*tables, caption(records)], {_PICTURE: draw} if growth else {})
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def _tell(run: _Run, verbose: bool) -> None:
     from crossbn.lab.fidelity.records import average_causes
     from crossbn.lab.report.fidelity_section import plot_fidelity  # matplotlib is slow to import
     from crossbn.lab.report.fidelity_table import COLUMNS, caption, cause_table, fidelity_tables
-    from crossbn.lab.report.figure import save_png
+    from crossbn.lab.report.markdown import write_markdown
 
     probe, output = run.probe, run.path.parent
     tables, causes = fidelity_tables(probe.records), []
@@ -212,9 +212,8 @@ def _tell(run: _Run, verbose: bool) -> None:
         causes = [cause_table(average_causes(probe.causes, parts)) for parts in (_DEPTHS, None)]
     sentence = verdict(probe.records, probe.causes, run.settings["window"], run.settings["burn_in"])
     text = caption(probe.records, probe.left_out, _context(run))
-    page = "\n\n".join([sentence, *(table.markdown() for table in [*tables, *causes]), text])
-    files.write_whole(output / "table.md", f"{page}\n".encode())
-    save_png(plot_fidelity(probe.records), output / "fidelity.png")
+    pictures = {"fidelity.png": lambda: plot_fidelity(probe.records)}
+    write_markdown(output / "table.md", [sentence, *tables, *causes, text], pictures, anew=True)
     print_texts(sentence)
     print_tables(tables if verbose else tables[:1], COLUMNS)
     print_tables(causes if verbose else causes[:1])

@@ -18,11 +18,11 @@ from crossbn.lab.experiments import runner
 from crossbn.lab.experiments.estimates import in_words
 from crossbn.lab.experiments.experiment import Experiment, Scale, UnavailableError
 from crossbn.lab.experiments.registry import EXPERIMENTS
-from crossbn.lab.records import Record, Task, by_name, on_their_data, read, write_whole
+from crossbn.lab.records import Record, Task, by_name, on_their_data, read
 from crossbn.lab.report.comparison import comparison_table, surroundings
 from crossbn.lab.report.context import in_text
 from crossbn.lab.report.experiment_figures import FIGURES
-from crossbn.lab.report.figure import save_png
+from crossbn.lab.report.markdown import write_markdown
 from crossbn.lab.report.table import Table
 
 _MOST_ROWS = 30  # of a plan, so that it fits a screen
@@ -155,11 +155,7 @@ def _write(
     experiment, path = EXPERIMENTS[name], folder / f"{name}-{scale.value}.md"
     title = f"{experiment.title} ({scale.value} scale)"
     table = comparison_table(title, experiment.measures, experiment.rows(records))
-    picture = path.with_suffix(".png") if name in FIGURES else None
-    shown = [] if picture is None else [f"![{title}]({picture.name})"]
-    text = "\n\n".join([table.markdown(), *shown, *notes]) + "\n"
-    is_written = path.exists() and path.read_text(encoding="utf-8") == text
-    if picture is not None and (anew or not is_written or not picture.exists()):
-        save_png(FIGURES[name](records), picture)  # which imports matplotlib: that takes a second
-    write_whole(path, text.encode())
+    pictures = {path.with_suffix(".png").name: lambda: FIGURES[name](records)} if name in FIGURES else {}
+    shown = [f"![{title}]({picture})" for picture in pictures]
+    write_markdown(path, [table, *shown, *notes], pictures, anew)
     return table
