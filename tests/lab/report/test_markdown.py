@@ -15,12 +15,8 @@ def test_a_page_and_its_pictures_are_written_when_they_say_something_new(tmp_pat
 
     page, picture = tmp_path / "table.md", tmp_path / "growth.png"
     table = Table("title", ("", "a"), (("row", "1"),))
-    for parts, anew, pictures in [
-        (["First.", table], False, 1),
-        (["First.", table], False, 1),
-        (["First.", table], True, 2),
-        ([table, "Last."], False, 3),
-    ]:
+    first, second = ["First.", table.markdown()], [table.markdown(), "Last."]
+    for parts, anew, pictures in [(first, False, 1), (first, False, 1), (first, True, 2), (second, False, 3)]:
         write_markdown(page, parts, {picture.name: draw}, anew)
         assert len(drawn) == pictures
     assert page.read_text() == "### title\n\n|  | a |\n| --- | ---: |\n| row | 1 |\n\nLast.\n"
