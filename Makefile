@@ -53,7 +53,7 @@ docs: $(VENV)/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
 	@echo "Open build/site/index.html"
 
-# The sources, a wheel with compiled code for this platform and a pure one for all others, in dist/. The first wheel is
+# The sources, a wheel with compiled code for this platform and a pure one for all others, in dist/. Each wheel is
 # installed into a bare environment, with torch alone, and tried there.
 WHEEL_VENV := .venv-wheel
 wheel:
@@ -64,6 +64,10 @@ wheel:
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		dist/*-$$(uname -s | tr A-Z a-z)_*.whl
 	$(WHEEL_VENV)/bin/python tools/smoke.py --compiled
+	$(WHEEL_VENV)/bin/crossbn --version
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*-any.whl
+	$(WHEEL_VENV)/bin/python tools/smoke.py
+	$(WHEEL_VENV)/bin/crossbn --version
 
 # Tests look at the pages in a browser. Where none is found and one may, Debian's is installed.
 browser:

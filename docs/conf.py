@@ -14,8 +14,9 @@ import crossbn
 ROOT = Path(__file__).parent.parent
 EXTRA = ROOT / "build" / "site-extra"
 """Files that are made for the site and are no pages of it."""
-COLUMNS, SENTENCE = 4, 60
-"""A table has sentences if it has no more columns, and in a cell more characters than these."""
+COLUMNS, SENTENCE, NAME = 4, 60, 16
+"""A table has sentences if it has no more columns, and in a cell more characters than these; one of more columns has
+names if the first has cells of more characters."""
 EXTRA.mkdir(parents=True, exist_ok=True)
 
 project = "crossbn"
@@ -67,9 +68,14 @@ def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def mark_sentences(_: Sphinx, document: nodes.document) -> None:
-    """Mark tables of a few columns with sentences: on a phone their rows become paragraphs, cells with a label."""
+    """Mark tables of a few columns with sentences: on a phone their rows become paragraphs, cells with a label.
+
+    Tables of many columns whose rows have long names are marked, too: these get some room.
+    """
     for table in document.findall(nodes.table):
         head, *rows = ([*row.children] for row in table.findall(nodes.row))
+        if len(head) > COLUMNS and any(len(row[0].astext()) > NAME for row in rows):
+            table["classes"].append("named")
         if len(head) > COLUMNS or not any(len(cell.astext()) > SENTENCE for row in rows for cell in row):
             continue
         table["classes"].append("sentences")

@@ -98,11 +98,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.toy:
         train_data, test_data, epochs, depth = draw(40), draw(20), 2, 2
-    elif args.data is not None:
+    elif args.data is None or not (args.data / "instances_train.json").is_file():
+        parser.error(f"give --toy, or --data FOLDER with instances_train.json in it, got {args.data}")
+    else:
         train_data, test_data = (read(args.data, part, args.images) for part in ("train", "val"))
         epochs, depth = args.epochs, 5
-    else:
-        parser.error("give --data FOLDER or --toy")
     torch.manual_seed(0)
     start = smp.Unet("resnet18", depth, encoder_weights=None, decoder_channels=(256, 128, 64, 32, 16)[-depth:])
     for norm in NORMS:

@@ -68,6 +68,12 @@ def test_segmentation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_segmentation_without_images(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=f"error: give --toy, or --data FOLDER .* got {tmp_path}"):
+        run_python(EXAMPLES / "segmentation.py", "--data", tmp_path)
+
+
+@pytest.mark.slow
 def test_timm(tmp_path: Path) -> None:
     printed = run("timm_finetune", tmp_path)
     assert "15 norms: 15 compensated" in printed

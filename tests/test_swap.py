@@ -206,6 +206,34 @@ def test_kalman_norms_follow_the_nearest_that_fits() -> None:
     assert third.previous is second
 
 
+class Backwards(nn.Module):
+    """Two branches that run in another order than they were made in, as those of a feature pyramid do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+        self.early = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        early: Tensor = self.early(x)
+        return early + self.late(x) if bool((x == x).all()) else early  # nothing can trace it
+
+
+def test_kalman_norms_take_nothing_from_another_forward() -> None:
+    model = Backwards()
+    plain = copy.deepcopy(model)
+    crossbn.swap_norm_(model, "kn")
+    follower: Any = model.early[1]
+    assert follower.previous is model.late[1]
+    for training in (True, False, True):
+        model.train(training)
+        plain.train(training)
+        x = torch.randn(2, 3, 4, 4)
+        torch.testing.assert_close(model(x), plain(x))
+        model(x).sum().backward()
+        plain(x)
+
+
 def test_filter() -> None:
     model = network()
     report = crossbn.swap_norm_(model, "gn", filter_fn=lambda _, name: name != "norm1")

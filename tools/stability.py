@@ -24,7 +24,7 @@ import crossbn
 from crossbn.compat import ensure_torchvision
 from crossbn.convert import cross_iteration_norms
 from crossbn.lab.data import load_pictures
-from crossbn.lab.fidelity import FidelityProbe
+from crossbn.lab.fidelity.probe import FidelityProbe
 from crossbn.lab.fidelity.records import WHOLE_NETWORK, Fidelity, FidelityRecord
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)

@@ -5,7 +5,7 @@ A state has plain tensors, by names of three parts: the norm, the place of a seg
 | name | what |
 |---|---|
 | norm/burnt | progress of burn-in |
-| norm/way | with a prior: how far the belief has moved |
+| norm/drift | with a prior: how far the norm has drifted from the checkpoint |
 | norm/0/mean, norm/0/pushed, ... | what the first segment of the norm remembers |
 | norm/0/layout | what it is of; files of before have none |
 | norm/stream#1#0/0/mean | the same at another call site: its stream, the number of the call, and of the choice |
@@ -25,6 +25,7 @@ taken from it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -61,7 +62,7 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
     check_module("history_state", model)
     norms = cross_iteration_norms(model)
     state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
-    state |= {f"{name}/way": norm.belief.way.clone() for name, norm in norms.items() if norm.belief is not None}
+    state |= {f"{name}/drift": norm.belief.drift.clone() for name, norm in norms.items() if norm.belief is not None}
     owners: dict[Segment, str] = {}
     for place, segment in _places(norms):
         owner = owners.setdefault(segment, place)
@@ -92,7 +93,7 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         owner, _, name = key.rpartition("/")
         parts.setdefault(owner, {})[name] = tensor
     own = {name: _own_state(name, norm, parts.pop(name, {})) for name, norm in norms.items()}
-    if not any("way" in part for part in own.values()) and any(norm.belief is not None for norm in norms.values()):
+    if not any("drift" in part for part in own.values()) and any(norm.belief is not None for norm in norms.values()):
         raise ValueError("the saved history is of norms without a prior, these have prior='running': convert without")
     present = dict(_places(norms))
     made = _make_missing(norms, parts, present)
@@ -119,7 +120,7 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             operator.parameter = None  # it is the weight of the next forward, whatever object that is
     for name, norm in norms.items():
         norm.burnt.copy_(own[name]["burnt"])
-        norm.set_way_(own[name].get("way"))
+        norm.set_drift_(own[name].get("drift"))
 
 
 def set_window_(model: nn.Module, window: int) -> None:
@@ -153,16 +154,16 @@ def _places(norms: _Norms) -> Iterator[tuple[str, Segment]]:
 
 
 def _own_state(name: str, norm: CrossIterBatchNorm, part: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return what a norm has saved of its own, burn-in and way, after a look at it."""
-    if part.keys() - {"way"} != {"burnt"}:
+    """Return what a norm has saved of its own, burn-in and drift, after a look at it."""
+    if part.keys() - {"drift"} != {"burnt"}:
         raise ValueError(f"{name}: the history state should have its burn-in, has {sorted(part)}")
     if (problem := wrong_count("burnt", part["burnt"])) is not None:
         raise ValueError(f"{name}: {problem}")
-    if "way" in part and norm.settings.prior is None:
+    if "drift" in part and norm.settings.prior is None:
         raise ValueError(f"{name}: the saved history is of prior='running', this norm has none: convert with the same")
-    way, shape = part.get("way"), (2, norm.num_features)
-    if way is not None and (not isinstance(way, Tensor) or way.shape != shape or not way.isfinite().all()):
-        raise ValueError(f"{name}: way should be a finite tensor of the shape {shape}")
+    drift = part.get("drift")
+    if drift is not None and (not isinstance(drift, Tensor) or drift.shape != () or not 0 <= float(drift) < math.inf):
+        raise ValueError(f"{name}: drift should be a tensor of one finite number, at least 0")
     return part
 
 

@@ -55,8 +55,8 @@ def swap_norm_(
     valid; copies as buffers for "frozen_bn"), their running statistics where they have any, and their eps, momentum,
     device, type and mode. What "bin", "sn" and "ssn" learn besides is new to an optimizer made before. Hooks on the old
     norms are lost. "kn" is chained: each norm follows the nearest one before it, in the model's order, that is as wide
-    as the input of the operator that feeds it. "cbn" and "naive_cbn" go through `convert_`; `options` are its options,
-    and the window is 4 if neither `window` nor `batch_size` is given.
+    as the input of the operator that feeds it; where it runs first it is BatchNorm. "cbn" and "naive_cbn" go through
+    `convert_`; `options` are its options, and the window is 4 if neither `window` nor `batch_size` is given.
 
     Args:
         model: any model that holds batch norms: torch's, SyncBatchNorm, cross-iteration norms, this library's others.
@@ -151,3 +151,12 @@ def _chain_(model: nn.Module, example_inputs: tuple[Any, ...] | None) -> None:
             if fitting and not geometry.transposed:
                 norm.follow_(fitting[-1], producer)
         before.append(norm)
+    if before and _forget_estimates not in model._forward_hooks.values():
+        model.register_forward_hook(_forget_estimates, always_call=True)
+
+
+def _forget_estimates(model: nn.Module, *_: object) -> None:
+    """Leave nothing to the next forward: a norm may run before the one that it follows, as in a feature pyramid."""
+    for norm in model.modules():
+        if isinstance(norm, KalmanNorm):
+            norm._estimate = None

@@ -173,7 +173,7 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "torchvision" else name)
     answer = call("cost", "--out", tmp_path / "results")
     assert answer.status == 1
-    assert "needs torchvision: pip install 'crossbn[vision]'" in answer.output
+    assert "needs torchvision: pip install '.[train]'" in answer.output
 
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "README.md"

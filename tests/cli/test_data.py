@@ -162,4 +162,4 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "PIL" else name)
     answer = call("get", "cifar10")
     assert answer.status == 1
-    assert "needs PIL: pip install 'crossbn[vision]'" in answer.output
+    assert "needs PIL: pip install '.[train]'" in answer.output

@@ -162,11 +162,11 @@ def test_other_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name in ("typer", "sklearn") else name)
-    with pytest.raises(SystemExit, match=re.escape("needs typer: pip install 'crossbn[demo]'")):
+    with pytest.raises(SystemExit, match=re.escape("needs typer: pip install '.[demo]'")):
         main()
     answer = call("demo", "--out", tmp_path / "results")
     assert answer.status == 1
-    assert "needs sklearn: pip install 'crossbn[demo]'" in answer.output
+    assert "needs sklearn: pip install '.[demo]'" in answer.output
     assert not (tmp_path / "results").exists()
 
 

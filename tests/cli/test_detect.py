@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from crossbn.cli import make_app
+from crossbn.compat import ensure_torchvision
 from crossbn.lab import records
 from tests.lab.recipes.detection.runs import annotations, write_folder
 
@@ -48,6 +50,7 @@ def test_trains_goes_on_and_draws(tmp_path: Path) -> None:
             "there is no model 'no_such': there are faster_rcnn, mask_rcnn, fasterrcnn_resnet50_fpn",
         ),
         ("--model fastr_rcnn", 2, "there is no model 'fastr_rcnn': did you mean faster_rcnn"),
+        ("--model retinanet_resnet50_fpn_v2", 2, "backbone is of faster_rcnn and mask_rcnn: retinanet_resnet50_fpn_v2"),
         ("--norm bn --window 4", 2, "a window is of cbn and naive_cbn"),
         ("--scales 1,x", 2, "'1,x' is not whole numbers"),
         ("--norm none", 2, 'norm "none" is for heads'),
@@ -72,6 +75,25 @@ def test_a_broken_annotation_is_told_before_training(tmp_path: Path) -> None:
         done.stderr.split()
     )
     assert not (tmp_path / "run" / "last.ckpt").exists()
+
+
+def test_a_trained_backbone_is_found_frozen_and_its_statistics_are_spoken_of(tmp_path: Path) -> None:
+    ensure_torchvision()
+    from torchvision.models import resnet18
+
+    weights = resnet18(weights=None).state_dict()
+    torch.save(
+        {name: each + 1 if "running" in name else each for name, each in weights.items()}, tmp_path / "resnet18.pth"
+    )
+    words = f"{RUN} {SHORT} --data-folder {tmp_path} --where heads --frozen-backbone --output"
+    done = call(words, str(tmp_path / "heads"))
+    assert done.exit_code == 0, done.output
+    (record,) = records.read(tmp_path / "heads" / "record.jsonl")
+    assert (record.settings["backbone_weights"], record.settings["frozen_backbone"]) == ("resnet18.pth", True)
+    assert 'prior="running"' not in done.stderr  # the heads are new
+    words = f"{RUN} {SHORT} --backbone-weights {tmp_path / 'resnet18.pth'} --norm-momentum 0.2 --output"
+    done = call(words, str(tmp_path / "all"))
+    assert 'prior="running"' in " ".join(done.stderr.split())
 
 
 def test_predict_tells_what_is_missing(tmp_path: Path) -> None:

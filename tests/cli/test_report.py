@@ -92,4 +92,4 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "matplotlib" else name)
     answer = call("report", tmp_path)
     assert answer.status == 1
-    assert "needs matplotlib: pip install 'crossbn[demo]'" in answer.output
+    assert "needs matplotlib: pip install '.[demo]'" in answer.output

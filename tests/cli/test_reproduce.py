@@ -1,3 +1,4 @@
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from crossbn.lab.progress import Progress
 from crossbn.lab.records import Record, Task, append, locked, read
 from crossbn.lab.report.experiment_figures import FIGURES
 from tests.lab.experiments import pretended
+from tests.lab.recipes.detection.runs import write_folder
 
 
 class Answer(NamedTuple):
@@ -261,4 +263,17 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "torchvision" else name)
     answer = call("cost")
     assert answer.status == 1
-    assert "needs torchvision: pip install 'crossbn[vision]'" in answer.output
+    assert "needs torchvision: pip install '.[train]'" in answer.output
+
+
+def test_tables_of_detection_are_made_of_a_folder_of_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, "elsewhere")
+    folder = write_folder(tmp_path / "mine")
+    planned = call("coco_norms", "--data", folder, "--dry-run", "--output", tmp_path)
+    assert planned.status == 0, planned.errors
+    assert "data mine" in " ".join(planned.output.split())
+    assert os.environ[FOLDER_VARIABLE] == str(tmp_path.resolve())  # of the runs, which are processes of their own
+    refused = call("coco_norms", "--data", folder, "--scale", "full")
+    assert (refused.status, "has data of its own: it is for coco_norms" in refused.errors) == (2, True)
+    assert "norms at small scale has data of its own" in call("norms", "--data", folder).errors
+    assert "there is no folder no_such" in call("coco_norms", "--data", "no_such", "--dry-run").errors

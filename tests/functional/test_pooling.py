@@ -158,8 +158,11 @@ def test_a_belief_is_alone_until_weights_have_moved_and_noise_was_seen() -> None
     assert float(C.belief_weight(100 * drift, 0.08, share)) < 0.01
 
 
-def test_the_way_is_what_is_left_of_it() -> None:
-    way, one, var = torch.zeros(2, 1), torch.ones(1), torch.tensor([4.0])
-    there = C.travelled(way, one, 0.6 * one, var, 0.0)
-    torch.testing.assert_close(there, torch.tensor([[0.5], [0.3]]))
-    assert float(C.drift_of(C.travelled(there, -one, -0.6 * one, var, 0.0))) < 1e-12
+def test_a_belief_drifts_as_something_that_wanders() -> None:
+    one, var = torch.ones(1), torch.tensor([4.0])
+    there = C.drifted(torch.zeros(()), one, 0.6 * one, var, 0.0)
+    torch.testing.assert_close(there, torch.tensor(0.5**2 + 0.3**2))
+    back = C.drifted(there, -one, -0.6 * one, var, 0.0)
+    torch.testing.assert_close(back, 2 * there)
+    of_two = C.drifted(torch.zeros(()), torch.tensor([1.0, 0.0]), torch.zeros(2), torch.tensor([4.0, 1.0]), 0.0)
+    torch.testing.assert_close(of_two, torch.tensor(0.5**2 / 2))  # the mean over channels

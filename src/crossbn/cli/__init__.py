@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from crossbn.cli.extras import require
+from crossbn.cli.version import installation
 
 if TYPE_CHECKING:
     import typer
@@ -26,6 +27,9 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command with the arguments of this process."""
+    if sys.argv[1:2] == ["--version"]:  # after `pip install crossbn` alone there is no typer to ask
+        print(installation())
+        return
     try:
         require("rich", "typer")
         make_app()()
@@ -38,8 +42,7 @@ def make_app() -> typer.Typer:
     """Return the command with all its verbs."""
     import typer  # here, so that `main` can say what is missing
 
-    from crossbn.cli.group import LazyGroup
-    from crossbn.cli.version import describe
+    from crossbn.cli.group import LazyGroup, describe
 
     # Plain text instead of boxes: an error is one sentence that a script can read, too.
     app = typer.Typer(

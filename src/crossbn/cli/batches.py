@@ -96,7 +96,7 @@ def _pictures(name: str, spec: BatchSpec) -> Iterator[Batch]:
     if name == "digits":
         require("sklearn")
     else:
-        require("numpy", "PIL", extra="vision")
+        require("numpy", "PIL", extra="train")
     images, classes = load_pictures(name, train=True, folder=spec.folder)
     scaling = Scaling.of(images)
 
@@ -111,7 +111,7 @@ def _pictures(name: str, spec: BatchSpec) -> Iterator[Batch]:
 
 def _files(folder: Path, spec: BatchSpec) -> Iterator[Batch]:
     """Return batches of images in files, the shorter side resized and the centre taken, read as they are needed."""
-    require("torchvision", extra="vision")
+    require("torchvision", extra="train")
     from crossbn.lab.data.drawing import Draw
     from crossbn.lab.data.folders import FolderImages
 

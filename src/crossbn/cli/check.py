@@ -31,7 +31,7 @@ def check(
     Operators against the reference, synchronizations, launches, a CUDA graph, time and memory beside BN and GN. Adds
     the record to records.jsonl, to keep or to send. Ends with status 1 if something is wrong.
     """
-    require("torchvision", extra="vision")
+    require("torchvision", extra="train")
     place, path = check_device(device), output / "records.jsonl"
     import torch
 

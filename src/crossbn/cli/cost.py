@@ -168,7 +168,7 @@ def _check(cases: Sequence[Case]) -> None:
         if ":" in name:
             find_function(name, "--model", arguments=0)
             continue
-        require("torchvision", extra="vision")
+        require("torchvision", extra="train")
         with refused("--model"):
             check_model(name)
 

@@ -66,7 +66,7 @@ def get(
     if name == "digits":
         require("sklearn")
     elif dataset.kind == "pictures":
-        require("numpy", "PIL", extra="vision")
+        require("numpy", "PIL", extra="train")
     with _mistakes_told():
         where, checksums = _get(dataset, folder)
     images = f"{dataset.train_images:,} training and {dataset.test_images:,} test images"

@@ -8,9 +8,10 @@ import typer
 from crossbn.cli import runs
 from crossbn.cli.extras import require
 from crossbn.cli.options import DataFolder
+from crossbn.lab.data import places
 from crossbn.lab.norm_names import NORM_NAMES
 from crossbn.lab.recipes.detection import Machine, Outcome, Point, Recipe
-from crossbn.lab.recipes.detection.recipe import ALL, BACKBONES, HEADS, NO_NORM, OWN_MODELS
+from crossbn.lab.recipes.detection.recipe import ALL, BACKBONES, HEADS, NO_NORM, OWN_MODELS, weights_file
 
 
 def detect(
@@ -20,12 +21,25 @@ def detect(
     ] = "faster_rcnn",
     backbone: Annotated[str, typer.Option(help=f"One of {', '.join(BACKBONES)}.")] = "resnet50",
     backbone_weights: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A file of the backbone's weights.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A file of the backbone's weights.",
+            show_default=f"BACKBONE.pth in --data-folder, with {HEADS}",
+        ),
     ] = None,
     norm: Annotated[str, typer.Option(help=f"One of {', '.join((NO_NORM, *NORM_NAMES))}.")] = "cbn",
     where: Annotated[
         str, typer.Option(help=f"{HEADS}: the norm in the heads, the backbone's BN fixed; {ALL}: but in early stages.")
     ] = HEADS,
+    frozen_backbone: Annotated[
+        bool,
+        typer.Option("--frozen-backbone/--trained-backbone", help="Whether the backbone's weights stay as they are."),
+    ] = False,
+    norm_momentum: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Of the backbone's running statistics.", show_default="its own")
+    ] = None,
     data: Annotated[str, typer.Option(help="shapes, coco, or a folder in COCO's format.")] = "shapes",
     batch_size: runs.BatchSize = 4,
     epochs: runs.Epochs = 12,
@@ -70,6 +84,9 @@ def detect(
     torchrun it trains in all its processes.
     """
     require("lightning", "tensorboard", "torchmetrics", "torchvision", "pycocotools", extra="detect")
+    if backbone_weights is None and where == HEADS and (name := weights_file(backbone)):
+        looked_for = places.data_folder(data_folder) / name
+        backbone_weights = looked_for if looked_for.is_file() else None
     with runs.told_as_usage():
         recipe = Recipe(
             data=data,
@@ -77,6 +94,8 @@ def detect(
             backbone=backbone,
             backbone_weights=None if backbone_weights is None else str(backbone_weights),
             where=where,
+            frozen_backbone=frozen_backbone,
+            norm_momentum=norm_momentum,
             norm=norm,
             norm_options=runs.parse_options(norm_option, "--norm-option"),
             window=window,

@@ -145,7 +145,7 @@ class _Run:
 def _find(name: str, data: str, channels: int, seed: int) -> Callable[[], Any]:
     if ":" in name:
         return find_function(name, "--model", 0)
-    require("torchvision", extra="vision")
+    require("torchvision", extra="train")
     from crossbn.lab.data import DATASETS
     from crossbn.lab.models import build_network, check_model
 

@@ -1,11 +1,13 @@
 """Verbs that are imported when they are called, so that nobody waits for torch to read the help."""
 
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
+
+from crossbn.cli.version import installation
 
 INTERRUPTED = 130
 """The status after Ctrl-C, as shells have it: 128 and the signal's number."""
@@ -40,6 +42,21 @@ class LazyGroup(TyperGroup):
             if isinstance(error.__context__, KeyboardInterrupt):  # the verb has said what is kept
                 raise typer.Exit(INTERRUPTED) from None
             raise
+
+
+def _tell(wanted: bool) -> None:
+    if wanted:
+        typer.echo(installation())
+        raise typer.Exit
+
+
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell, is_eager=True, help="Tell versions and what is compiled.")
+    ] = False,
+) -> None:
+    """Cross-iteration batch normalization: networks with BatchNorm that train well on tiny batches."""
+    del version  # answered before a verb is asked for
 
 
 def _load(name: str) -> Any:

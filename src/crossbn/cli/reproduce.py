@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,8 @@ from crossbn.cli.options import DataFolder
 from crossbn.cli.printing import print_tables, print_texts
 from crossbn.cli.progress import complete, mistakes_told
 from crossbn.lab.data import FOLDER_VARIABLE
-from crossbn.lab.experiments import runner
+from crossbn.lab.experiments import coco, runner
+from crossbn.lab.experiments.detection import SHAPES, find_data
 from crossbn.lab.experiments.estimates import in_words
 from crossbn.lab.experiments.experiment import Experiment, Scale, UnavailableError
 from crossbn.lab.experiments.registry import EXPERIMENTS
@@ -42,6 +44,10 @@ def reproduce(
     output: Annotated[
         Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the results.")
     ] = Path("reproduce-results"),
+    data: Annotated[
+        str | None,
+        typer.Option(help="A folder in COCO's format, for detection at small scale.", show_default="nuclei or shapes"),
+    ] = None,
     data_folder: DataFolder = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier calls have of these runs.")] = False,
 ) -> None:
@@ -62,10 +68,10 @@ def reproduce(
         raise typer.BadParameter(f"{name} has no {scale.value} scale, but {scales}", param_hint="--scale")
     require("matplotlib", "sklearn")
     if not show:
-        require("torchvision", extra="vision")
+        require("torchvision", extra="train")
     if data_folder is not None:
         os.environ[FOLDER_VARIABLE] = str(data_folder)  # the runs are processes of their own
-    tasks = experiment.configs(scale, seeds)
+    tasks = experiment.configs(scale, seeds) if data is None else _on(data, name, scale, seeds)
     chosen = [task for task in tasks if only.lower() in task.name.lower()]
     if not chosen:
         raise typer.BadParameter(f"no run of {name} has {only!r} in its name; --dry-run shows all", param_hint="--only")
@@ -74,7 +80,7 @@ def reproduce(
         if dry_run:
             _print_plan(experiment, runner.Progress.read(chosen, path))
             return
-        if show:
+        if show and data is None:
             tasks = list(on_their_data(tasks, read(path)))
         else:
             complete(experiment, chosen, path, fresh)
@@ -94,6 +100,21 @@ def _find(name: str | None) -> tuple[str, Experiment]:
     problem = "a name is missing" if name is None else f"there is no {name!r}"
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     raise typer.BadParameter(f"{problem}{meant} `crossbn reproduce --list` shows all", param_hint="NAME")
+
+
+def _on(data: str, name: str, scale: Scale, seeds: int | None) -> list[Task]:
+    """Return the runs of a table of detection on images of the user's choice."""
+    if name not in coco.TABLES or scale is not Scale.SMALL:
+        what = f"{', '.join(coco.TABLES)} at small scale"
+        raise typer.BadParameter(
+            f"{name} at {scale.value} scale has data of its own: it is for {what}", param_hint="--data"
+        )
+    if data != SHAPES:
+        with mistakes_told():
+            place = find_data(data)
+        os.environ[FOLDER_VARIABLE], data = str(place.parent), place.name
+    tasks = coco.TABLES[name].configs(scale, seeds)
+    return [replace(task, settings={**task.settings, "data": data}) for task in tasks]
 
 
 def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:

@@ -19,10 +19,9 @@ from crossbn.functional.pooling import (
     ages,
     belief_weight,
     blend,
-    drift_of,
+    drifted,
     growth_of,
     pool,
-    travelled,
     weights_by_age,
 )
 from crossbn.functional.sensitivity import mean_grad, outputs_at, patches_at, sample_places, var_grad

@@ -16,7 +16,7 @@ reach the weights through it as they do through the remembered steps. docs/deriv
 | symbol | name | formula | shape |
 |---|---|---|---|
 | m, s^2 | belief | m + shift, s^2 exp(growth) at each step | [C] |
-| D | `drift_of` | mean of (sum of shift / s)^2 + (sum of growth / 2)^2 | [] |
+| D | `drifted` | sum over steps of the channels' mean of (shift / s)^2 + (growth / 2)^2 | [] |
 | beta | `belief_weight` | V / (V + D), V the noise of the pooled statistics | [1] |
 """
 
@@ -129,26 +129,26 @@ def growth_of(slope: Tensor, var: Tensor) -> Tensor:
     return growth.clamp(-LARGEST_GROWTH, LARGEST_GROWTH)
 
 
-def travelled(way: Tensor, shift: Tensor, growth: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Return the way [2, C] that a belief has gone since the checkpoint, one step further.
+def drifted(drift: Tensor, shift: Tensor, growth: Tensor, var: Tensor, eps: float) -> Tensor:
+    """Return D, [], one step further: squares add up, as they do for something that wanders.
 
-    Of the mean in standard deviations, of the standard deviation in logarithms: back and forth is no way.
+    Of the mean in standard deviations, of the standard deviation in logarithms.
+
+    Example:
+        >>> one = torch.ones(2)
+        >>> drifted(torch.tensor(0.5), shift=0.2 * one, growth=0.6 * one, var=4 * one, eps=0.0)
+        tensor(0.6000)
     """
-    return way + torch.stack([shift * (var + eps).rsqrt(), growth / 2])
-
-
-def drift_of(way: Tensor) -> Tensor:
-    """Return D, []."""
-    return way.square().sum(0).mean()
+    return drift + (shift.square() / (var + eps) + growth.square() / 4).mean()
 
 
 def belief_weight(drift: Tensor, noise: Tensor | float, share: Tensor) -> Tensor:
     """Return how much the belief weighs in the mixture, [1].
 
-    It is off by as much as the network has drifted: what is not known of the layers before is taken to be as large as
-    what is known of the own one. The pooled statistics are off by the noise of a step over the number of steps, which
-    is times today's `share` if all weigh alike. As long as noise has not been seen, and as long as no weight has moved,
-    there is the belief alone.
+    It is off by as much as the network has drifted: what is not known of the layers before is taken to wander as much
+    as what is known of the own one. The pooled statistics are off by the noise of a step over the number of steps,
+    which is times today's `share` if all weigh alike. As long as noise has not been seen, and as long as no weight has
+    moved, there is the belief alone.
 
     Example:
         >>> belief_weight(torch.tensor(0.02), 0.08, torch.tensor([0.25]))

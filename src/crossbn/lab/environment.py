@@ -6,6 +6,7 @@ Nothing here imports torch unless it is there or a GPU is asked for: whether a r
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
 import runpy
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,14 @@ def versions(packages: Sequence[str] = ()) -> dict[str, str]:
 @functools.cache
 def torch_build() -> dict[str, Any]:
     """Return what `torch.version` says: `__version__`, which the package's metadata cut short, and `cuda`."""
+    return runpy.run_path(str(_torch_folder() / "version.py"))
+
+
+def _torch_folder() -> Path:
     found = find_spec("torch")
     assert found is not None, "crossbn requires it"
     assert found.origin is not None
-    return runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    return Path(found.origin).parent
 
 
 def best_device() -> str:
@@ -65,6 +70,8 @@ def has_compiled_code() -> bool:
     if os.environ.get("CROSSBN_NATIVE") == "0" or path is None:
         return False
     try:
+        if (openmp := _torch_folder() / "lib" / "libgomp.so.1").exists():
+            ctypes.CDLL(str(openmp))  # torch's own, and no other beside it when torch is imported later
         return hasattr(ctypes.CDLL(path), "result_alignment")
     except OSError:
         return False
@@ -75,6 +82,15 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def install_command(extra: str) -> str:
+    """Return what installs packages that the library itself does not need, by the name of their extra."""
+    is_clone = (Path(crossbn.__file__).parents[2] / "pyproject.toml").exists()
+    if not is_clone and _version("crossbn"):
+        # pip has written down where it found what it installed, unless that was a registry.
+        is_clone = "dir_info" in json.loads(distribution("crossbn").read_text("direct_url.json") or "{}")
+    return f"pip install '{'.' if is_clone else 'crossbn'}[{extra}]'"
 
 
 def usable_cores() -> int:

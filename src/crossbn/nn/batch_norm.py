@@ -84,16 +84,16 @@ def has_seen_something(mean: Tensor, var: Tensor) -> bool:
 
 
 class Belief:
-    """How far a norm's running statistics have moved with the weights since they were loaded, or the history cleared.
+    """How far a norm has drifted since its running statistics were loaded, or its history cleared.
 
     The belief itself is the norm's running mean and variance, which evaluation uses as well.
 
     Attributes:
-        way: [2, C], see `functional.pooling`.
+        drift: [], D of `functional.pooling`.
     """
 
-    def __init__(self, channels: int, like: Tensor) -> None:
-        self.way = torch.zeros(2, channels, dtype=C.accumulation_dtype(like.dtype), device=like.device)
+    def __init__(self, like: Tensor) -> None:
+        self.drift = torch.zeros((), dtype=C.accumulation_dtype(like.dtype), device=like.device)
 
     @torch.no_grad()
     def join_(self, statistics: Sequence[ops.Statistics], norm: GuardedBatchNorm, leads: bool) -> Callable[[], None]:
@@ -106,11 +106,11 @@ class Belief:
         running, vectors = norm._running, [each.mean for each in statistics]
         assert running is not None
         like = vectors[0]
-        way, before = self.way.to(like), torch.stack(running[:2]).to(like)
+        before = torch.stack(running[:2]).to(like)
         step = torch.cat([_step_of(each, leads) for each in statistics], 1)
-        way = C.travelled(way, step[0], step[1], before[1], norm.eps)
+        drift = C.drifted(self.drift.to(like), step[0], step[1], before[1], norm.eps)
         moved = before[0] + step[0], before[1] * step[1].exp()
-        drift, noises = C.drift_of(way), [each.latest.noise for each in statistics if each.latest is not None]
+        noises = [each.latest.noise for each in statistics if each.latest is not None]
         sizes = [len(vector) for vector in vectors]
         rates, targets = [], []
         for each, belief in zip(statistics, zip(*(part.split(sizes) for part in moved), strict=True), strict=True):
@@ -120,11 +120,11 @@ class Belief:
             targets.append(torch.stack([each.mean, each.var * each.bessel]))
             rates.append((1 - beta).expand_as(each.mean))
             each.replace_(*C.blend(each.mean, each.var, each.share, each.dependence, belief, beta))
-        told = step, torch.cat(targets, 1), torch.cat(rates), way if leads else None, ops.joined(statistics).finite
+        told = step, torch.cat(targets, 1), torch.cat(rates), drift if leads else None, ops.joined(statistics).finite
         return partial(self._move, norm, *told)
 
     def _move(
-        self, norm: GuardedBatchNorm, step: Tensor, target: Tensor, rate: Tensor, way: Tensor | None, finite: C.Flag
+        self, norm: GuardedBatchNorm, step: Tensor, target: Tensor, rate: Tensor, drift: Tensor | None, finite: C.Flag
     ) -> None:
         """Let the running statistics as they are now go with the weights, then towards those of the window."""
         running = norm._running
@@ -134,13 +134,14 @@ class Belief:
         moved = torch.stack([before[0] + step[0], before[1] * step[1].exp()])
         mean, var = torch.lerp(moved, target, rate * momentum).to(running[0].dtype)
         ops.take_over(mean, var, running, finite)
-        if way is None:
+        if drift is None:
             return
-        way = way if finite is True else torch.where(torch.as_tensor(finite, device=way.device), way, self.way.to(way))
-        if self.way.device == way.device and self.way.dtype == way.dtype:
-            self.way.copy_(way)
+        if finite is not True:
+            drift = torch.where(torch.as_tensor(finite, device=drift.device), drift, self.drift.to(drift))
+        if self.drift.device == drift.device and self.drift.dtype == drift.dtype:
+            self.drift.copy_(drift)
         else:
-            self.way = way
+            self.drift = drift
 
 
 def _step_of(statistics: ops.Statistics, leads: bool) -> Tensor:

@@ -101,13 +101,13 @@ class CrossIterBatchNorm(GuardedBatchNorm):
     def _make_belief(self) -> None:
         running = self._running if self.settings.prior is not None else None
         is_trained = running is not None and has_seen_something(*running[:2])
-        self.belief = Belief(self.num_features, self.feeds.like()) if is_trained else None
+        self.belief = Belief(self.feeds.like()) if is_trained else None
 
-    def set_way_(self, way: Tensor | None) -> None:
+    def set_drift_(self, drift: Tensor | None) -> None:
         """Let the belief be as far from the checkpoint as a saved one; None for a norm that began without."""
-        self.belief = None if way is None else Belief(self.num_features, self.feeds.like())
-        if self.belief is not None and way is not None:
-            self.belief.way.copy_(way)
+        self.belief = None if drift is None else Belief(self.feeds.like())
+        if self.belief is not None and drift is not None:
+            self.belief.drift.copy_(drift)
 
     def _become_plain_(self) -> None:
         """Be the norm again that this one stands for."""
@@ -406,8 +406,8 @@ class CrossIterBatchNorm(GuardedBatchNorm):
         super()._apply(fn, recurse)
         for segment in self.feeds.segments():
             segment.history.apply_(fn)
-        if self.belief is not None and (like := fn(self.belief.way.new_empty(1))).is_floating_point():
-            self.belief.way = self.belief.way.to(like.device, C.accumulation_dtype(like.dtype))
+        if self.belief is not None and (like := fn(self.belief.drift.new_empty(1))).is_floating_point():
+            self.belief.drift = self.belief.drift.to(like.device, C.accumulation_dtype(like.dtype))
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -6,16 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from crossbn.lab.data import DataError
-from crossbn.lab.data.coco import CocoScenes
+from crossbn.lab.data.coco import CocoScenes, read_image
 from crossbn.lab.recipes.detection import RecipeError
 from crossbn.lab.recipes.detection.images import load_images
 from tests.lab.data.tiny import draw
-from tests.lab.recipes.detection.runs import SMALL, annotations, write_folder
+from tests.lab.recipes.detection.runs import SIZES, SMALL, annotations, write_folder
 
 
 def test_boxes_masks_and_labels(tmp_path: Path) -> None:
@@ -41,6 +42,14 @@ def test_boxes_masks_and_labels(tmp_path: Path) -> None:
 def test_grey_images_have_three_equal_channels(tmp_path: Path) -> None:
     grey = CocoScenes(write_folder(tmp_path), "val", masks=False).load(2, masks=False)
     assert torch.equal(grey.image, torch.full((3, 32, 32), 100, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_grey_images_of_16_bits_keep_their_shades(suffix: str, tmp_path: Path) -> None:
+    shades = np.array([[0, 257, 257 * 100, 65535]], dtype=np.uint16)
+    Image.fromarray(shades).save(tmp_path / f"deep.{suffix}")
+    expected = torch.tensor([[0, 1, 100, 255]], dtype=torch.uint8).expand(3, 1, 4)
+    assert torch.equal(read_image(tmp_path / f"deep.{suffix}"), expected)
 
 
 def test_images_without_objects_are_tested_on_only(tmp_path: Path) -> None:
@@ -107,16 +116,29 @@ Change = Callable[[dict[str, Any]], Any]
     [
         (lambda c: c["images"][1].pop("width"), "the image 'high.png' has no 'width'"),
         (lambda c: c["images"][1].update(height=0), "the image 'high.png' has a size of 30 by 0"),
-        (lambda c: c["images"][1].update(id=10), "the images 'wide.png' and 'high.png' have the same id"),
+        (lambda c: c["images"][1].update(id=10), "'wide.png' and 'high.png' of 'images' have the same id"),
+        (lambda c: c["images"][1].update(id="11"), "the ids of 'images' are numbers and texts, 'high.png' has '11'"),
+        (lambda c: c["images"][1].update(id=[11]), "'high.png' of 'images' has an id that is neither .* text, .11."),
+        (lambda c: c["images"][1].update(file_name=7), "the image 7 has a file_name that is no text"),
+        (lambda c: c["images"].insert(1, "high.png"), "entry 1 of 'images' is no object, but 'high.png'"),
+        (lambda c: c["annotations"].insert(1, [4]), r"entry 1 of 'annotations' is no object, but \[4\]"),
+        (lambda c: c["annotations"][4].pop("id"), "entry 4 of 'annotations' of the image 'high.png' has an id that"),
+        (lambda c: c["annotations"][4].update(image_id=[11]), r"annotation 4 is of the image with id \[11\]"),
+        (lambda c: c["annotations"][4].update(category_id=[3]), r"'high.png' is of category \[3\]"),
+        (lambda c: c["categories"].insert(1, None), "entry 1 of 'categories' is no object, but None"),
+        (lambda c: c["categories"][1].update(id=7), "'round' and 'square' of 'categories' have the same id"),
+        (lambda c: c["categories"][1].pop("name"), "the category with id 3 has no 'name'"),
         (lambda c: c["images"][1].update(file_name="no.png"), "tells of the image 'no.png', which is not in"),
         (lambda c: c["annotations"][4].update(image_id=99), "annotation 4 is of the image with id 99"),
         (lambda c: c["annotations"][4].update(category_id=8), "annotation 4 of the image 'high.png' is of category 8"),
         (lambda c: c["annotations"][4].update(bbox=[1, 2, 3]), r"'high.png' has a box that is not four .*\[1, 2, 3\]"),
         (lambda c: c["annotations"][4].update(bbox=[1, 2, 3, float("nan")]), "'high.png' has a box that is not four"),
+        (lambda c: c["annotations"][4].update(bbox=[1, 2, 3, 10**400]), "'high.png' has a box that is not four"),
         (lambda c: c["annotations"][4].pop("segmentation"), "'high.png' has no mask, which the model needs"),
         (lambda c: c["annotations"][4].update(segmentation=[[1, 2, 3]]), "'high.png' has a mask with a polygon"),
         (lambda c: c["annotations"][3]["segmentation"].update(size=[9, 9]), "'high.png' has a mask of size"),
         (lambda c: c["annotations"][3]["segmentation"].update(counts=[7]), "'high.png' has a mask whose runs"),
+        (lambda c: c["annotations"][3]["segmentation"].update(counts=[-1, 1501]), "'high.png' has a mask whose runs"),
         (lambda c: c["annotations"][3]["segmentation"].update(counts="PPPPP1"), "'high.png' has a mask whose runs"),
         (lambda c: c.pop("categories"), "is not in COCO's format: it has no list 'categories'"),
     ],
@@ -144,15 +166,24 @@ def test_other_files_are_told(tmp_path: Path) -> None:
         load_images(replace(SMALL, data="no_such"))
 
 
-def test_an_image_of_another_size_and_a_broken_one_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["wide.png", "grey.png"])
+def test_an_image_of_another_size_is_told_before_one_is_used(name: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
-    Image.new("RGB", (9, 9)).save(folder / "images" / "wide.png")
-    (folder / "images" / "high.png").write_bytes(b"no image")
-    scenes = CocoScenes(folder, "train", masks=False)
-    with pytest.raises(DataError, match=r"the image 'wide\.png' is 9 by 9, where .* says 40 by 30"):
+    Image.new("RGB", (9, 8)).save(folder / "images" / name)
+    with pytest.raises(DataError, match=rf"the image '{name}' is 9 by 8, where .* says {SIZES[name][0]} by"):
+        CocoScenes(folder, "train", masks=False)
+
+
+def test_images_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    cut = folder / "images" / "wide.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    scenes = CocoScenes(folder, "train", masks=False)  # its header is whole
+    with pytest.raises(DataError, match=r"wide\.png cannot be read"):
         scenes.load(0, masks=False)
+    (folder / "images" / "high.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"high\.png cannot be read"):
-        scenes.load(1, masks=False)
+        CocoScenes(folder, "train", masks=False)
 
 
 def test_classes_must_agree(tmp_path: Path) -> None:

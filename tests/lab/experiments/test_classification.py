@@ -167,7 +167,7 @@ def test_what_is_missing_is_told_before_anything_starts(monkeypatch: pytest.Monk
     with pytest.raises(UnavailableError, match="CIFAR-10 is nowhere"):
         check([task_of(cbn(2))])
     monkeypatch.setattr(classification, "find_spec", lambda _: None)
-    with pytest.raises(UnavailableError, match=r"trainings need lightning: pip install 'crossbn\[train\]'"):
+    with pytest.raises(UnavailableError, match=r"trainings need lightning: pip install '\.\[train\]'"):
         check([task_of(digits)])
 
 

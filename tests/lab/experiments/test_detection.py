@@ -10,7 +10,7 @@ from torch import nn
 from crossbn.lab.data import FOLDER_VARIABLE
 from crossbn.lab.experiments import detection, paper
 from crossbn.lab.experiments.coco import TABLES
-from crossbn.lab.experiments.detection import DetectionCell, data_of, recipe_of
+from crossbn.lab.experiments.detection import DetectionCell, data_of, estimate_seconds, find_data, recipe_of
 from crossbn.lab.experiments.experiment import Scale, UnavailableError
 from crossbn.lab.progress import Progress
 from crossbn.lab.recipes.detection import Recipe
@@ -96,11 +96,24 @@ def test_images_are_a_folders_the_nuclei_or_shapes(tmp_path: Path, monkeypatch: 
     assert recipe_of(DetectionCell("bn").settings(Scale.SMALL) | {"data": "mine"}, 0).data == str(folder)
 
 
+def test_a_folder_of_choice_is_looked_through_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "mine")
+    assert find_data(str(folder)) == folder.resolve()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert find_data("mine") == folder.resolve()
+    settings = DetectionCell("bn").settings(Scale.SMALL) | {"data": "mine"}
+    assert recipe_of(settings, 0).data == str(folder)
+    # Four images to train on, four times, and four to test on.
+    assert estimate_seconds(Task("detection", "", 0, settings)) == pytest.approx(4 * 4 * 0.1 + 4 * 0.07)
+    for name, problem in {"no_such": "no folder no_such", "coco": "taken for other data", ".": "has no COCO"}.items():
+        with pytest.raises(UnavailableError, match=problem):
+            find_data(name)
+
+
 @pytest.mark.parametrize(("where", "momentum"), [("heads", 0.01), ("all", 0.1)])
 def test_small_scale_adapts_the_backbone(where: str, momentum: float) -> None:
     recipe = recipe_of({"data": "shapes", **DetectionCell("bn", where).settings(Scale.SMALL)}, 0)
-    assert recipe.wrap is not None
-    network: Any = recipe.wrap(build_network(recipe, classes=3), recipe)
+    network: Any = build_network(recipe, classes=3)
     body, pyramid = network.backbone.body, network.backbone.fpn
     # Fixed norms keep their weights company, others are soon up to date.
     assert any(each.requires_grad for each in body.parameters()) == (where == "all")

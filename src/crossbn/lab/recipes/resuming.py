@@ -78,9 +78,9 @@ def _check_sums(path: Path) -> None:
 
 
 def _check_same(path: Path, told: dict[str, Any], asked: dict[str, Any]) -> None:
-    different = [name for name in asked if told.get(name) != asked[name]]
+    different = [name for name in {**told, **asked} if told.get(name) != asked.get(name)]
     if different:
-        differences = ", ".join(f"{name} {told.get(name)!r}, not {asked[name]!r}" for name in different)
+        differences = ", ".join(f"{name} {told.get(name)!r}, not {asked.get(name)!r}" for name in different)
         raise OtherRunError(f"{path} is of another run: {differences}")
 
 

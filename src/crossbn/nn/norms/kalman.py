@@ -72,6 +72,8 @@ class KalmanNorm(RankedBatchNorm):
     def follow_(self, previous: KalmanNorm, producer: nn.Module) -> KalmanNorm:
         """Predict from `previous`, whose output, rectified, is the input of `producer`, which feeds this norm.
 
+        `previous` runs before this norm in every forward.
+
         Raises:
             ValueError: if the channels of the three do not fit, or the norm has a predecessor already.
             TypeError: if the producer is no convolution or linear layer; a transposed one is not.

@@ -106,16 +106,41 @@ def test_weights_from_a_file(backbone: str, tmp_path: Path) -> None:
     assert not network.backbone.body.conv1.weight.requires_grad
     assert network.backbone.body.layer2[0].conv1.weight.requires_grad
     other = replace(recipe, backbone="resnet18" if backbone != "resnet18" else "resnet50")
-    with pytest.raises(RecipeError, match="backbone weights"):
+    with pytest.raises(RecipeError, match=r"weights\.pth are of another network: "):
         build_network(other, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x0a\x6b\x6b\x6b", "are no file of weights that torch can read"),
+        ([1, 2], "are no weights by name, as torchvision saves"),
+        ({"epoch": 3}, "are of another network: they have no 'conv1.weight'"),
+        ({"conv1.weight": torch.zeros(64, 3, 3, 3)}, r"'conv1.weight' is \[64, 3, 3, 3\], not \[64, 3, 7, 7\]"),
+    ],
+)
+def test_what_is_no_file_of_weights_is_told(content: Any, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(RecipeError, match=sentence):
+        build_network(replace(SMALL, where="heads", backbone_weights=str(path)), 3)
 
 
 def test_a_random_backbone_is_trained_everywhere_and_cannot_be_fixed() -> None:
     network = make(SMALL)
     assert set(norms_of(network).values()) == {"CrossIterBatchNorm2d"}
     assert all(each.requires_grad for each in network.parameters())
-    with pytest.raises(RecipeError, match="has no weights that they could belong to"):
+    with pytest.raises(RecipeError, match=r'where "heads" fixes the norms of the backbone, .* resnet18\.pth in'):
         build_network(replace(SMALL, where="heads"), 3)
+    with pytest.raises(RecipeError, match="frozen_backbone fixes the weights of the backbone, which has no weights"):
+        build_network(replace(SMALL, frozen_backbone=True), 3)
+
+
+def test_settings_of_before_are_settings_still() -> None:
+    assert not {"frozen_backbone", "norm_momentum"} & SMALL.settings().keys()
+    settings = replace(LITE, frozen_backbone=True, norm_momentum=0.1).settings()
+    assert (settings["frozen_backbone"], settings["norm_momentum"]) == (True, 0.1)
+    assert Recipe(**settings) == replace(LITE, frozen_backbone=True, norm_momentum=0.1)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +149,26 @@ def test_a_random_backbone_is_trained_everywhere_and_cannot_be_fixed() -> None:
 )
 def test_other_norms(norm: str, kind: str) -> None:
     assert {each for name, each in norms_of(make(replace(LITE, norm=norm))).items() if "roi_heads" in name} == {kind}
+
+
+def test_a_detector_without_norms_to_choose_is_refused(tmp_path: Path) -> None:
+    ensure_torchvision()
+    from torchvision import models
+
+    torch.save(models.resnet50(weights=None).state_dict(), tmp_path / "weights.pth")
+    told: dict[str, Any] = {"backbone_weights": str(tmp_path / "weights.pth"), "backbone": "resnet50", "channels": 256}
+    recipe = replace(SMALL, where="heads", model="fasterrcnn_resnet50_fpn_v2", **told)
+    found = norms_of(make(recipe))
+    assert {kind for name, kind in found.items() if not name.startswith("backbone.body")} == {"CrossIterBatchNorm2d"}
+    assert sum(kind == "CrossIterBatchNorm2d" for kind in found.values()) == 12
+    with pytest.raises(RecipeError, match="retinanet_resnet50_fpn has norms in its backbone only, which where"):
+        make(replace(recipe, model="retinanet_resnet50_fpn", norm="gn"))
+
+
+@pytest.mark.parametrize(("field", "own"), [("backbone", {}), ("channels", {"backbone": "resnet50"})])
+def test_what_torchvisions_detectors_would_ignore_is_refused(field: str, own: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=f"{field} is of faster_rcnn and mask_rcnn: fcos_resnet50_fpn comes with its"):
+        build_network(replace(SMALL, model="fcos_resnet50_fpn", **own), 3)
 
 
 def test_switching_leaves_fixed_norms_alone() -> None:

@@ -60,6 +60,8 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OtherRunError, match="is of another run: norm 'bn', not 'gn'"):
         train(replace(SMALL, norm="gn", epochs=1), tmp_path)
     (tmp_path / "record.jsonl").unlink()
+    with pytest.raises(OtherRunError, match=r"is of another run: norm_momentum None, not 0\.2"):
+        train(replace(SMALL, norm="bn", epochs=1, norm_momentum=0.2), tmp_path)
     torch.save({}, tmp_path / "last.ckpt")
     with pytest.raises(OtherRunError, match="is no checkpoint of a detection"):
         train(replace(SMALL, norm="bn", epochs=1), tmp_path)

@@ -136,6 +136,7 @@ def test_it_learns(tmp_path: Path) -> None:
         ({"backbone": "vgg"}, "there is no backbone 'vgg': there are resnet18"),
         ({"norm": "none"}, 'norm "none" is for heads'),
         ({"norm": "none", "where": "heads", "model": "fcos_resnet50_fpn"}, "whose heads are built here"),
+        ({"norm_momentum": -0.1}, "norm_momentum must be at least 0"),
         ({"norm": "gn", "switch_norm": "bn"}, "not from gn to bn"),
         ({"switch_norm": "xn"}, "there is no norm 'xn': there are bn"),
         ({"proposals": 0}, "proposals must be at least 1"),

@@ -1,13 +1,13 @@
 """Backbones with a feature pyramid: torchvision's residual networks, and EfficientNet-Lite0 with its weights."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crossbn.lab.models import build_pretrained
 from crossbn.lab.recipes.recipe import RecipeError
@@ -70,12 +70,18 @@ def load_backbone_(backbone: Any, path: Path) -> None:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        missing, _ = backbone.body.load_state_dict(state, strict=False)  # the last layer is not the backbone's
     except Exception as error:  # torch raises whatever a file makes it stumble over
-        raise RecipeError(f"backbone weights {path}: {str(error).partition(chr(10))[0]}") from error
-    lacking = [name for name in missing if not name.endswith("num_batches_tracked")]
-    if lacking:
-        raise RecipeError(f"backbone weights {path} are of another network: they have no {lacking[0]!r}")
+        raise RecipeError(f"backbone weights {path} are no file of weights that torch can read") from error
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise RecipeError(f"backbone weights {path} are no weights by name, as torchvision saves a classifier's")
+    for name, own in backbone.body.state_dict().items():  # the last layer is not the backbone's
+        found = state.get(name)
+        if not isinstance(found, Tensor) and not name.endswith("num_batches_tracked"):
+            raise RecipeError(f"backbone weights {path} are of another network: they have no {name!r}")
+        if isinstance(found, Tensor) and found.shape != own.shape:
+            shapes = f"{list(found.shape)}, not {list(own.shape)}"
+            raise RecipeError(f"backbone weights {path} are of another network: {name!r} is {shapes}")
+    backbone.body.load_state_dict(state, strict=False)
 
 
 def freeze_early_(backbone: Any) -> None:

@@ -5,15 +5,16 @@ Kaiming He, Georgia Gkioxari, Piotr Dollár, Ross Girshick, "Mask R-CNN", ICCV 2
 Tsung-Yi Lin et al., "Feature Pyramid Networks for Object Detection", CVPR 2017, https://arxiv.org/abs/1612.03144.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crossbn.compat import ensure_torchvision
 from crossbn.lab.recipes.detection.backbones import PRETRAINED, build_backbone, freeze_early_, load_backbone_
-from crossbn.lab.recipes.detection.recipe import ALL, HEADS, NO_NORM, OWN_MODELS, Recipe
+from crossbn.lab.recipes.detection.recipe import ALL, HEADS, NO_NORM, OWN_MODELS, Recipe, weights_file
 from crossbn.lab.recipes.recipe import RecipeError
 from crossbn.messages import no_such
 
@@ -57,19 +58,26 @@ def build_network(recipe: Recipe, classes: int, trained: bool = False) -> nn.Mod
     Raises:
         RecipeError: if there is no such detector, or its weights cannot be had.
     """
-    check_model(recipe.model)
-    if recipe.where == HEADS and not is_pretrained(recipe):
+    recipe.check_model()
+    if (recipe.where == HEADS or recipe.frozen_backbone) and not is_pretrained(recipe):
+        fixed = 'where "heads" fixes the norms' if recipe.where == HEADS else "frozen_backbone fixes the weights"
         raise RecipeError(
-            'where "heads" fixes the norms of the backbone, which has no weights that they could belong to: give '
-            f'backbone_weights, take the backbone {PRETRAINED}, or train with where "all"'
+            f"{fixed} of the backbone, which has no weights that they could belong to: give backbone_weights (the "
+            f"command looks for {weights_file(recipe.backbone)} in the folder of the data sets), take the backbone "
+            f'{PRETRAINED}, or train with where "all"'
         )
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        network = _own(recipe, classes) if recipe.model in OWN_MODELS else _torchvision(recipe, classes)
+        network: Any = _own(recipe, classes) if recipe.model in OWN_MODELS else _torchvision(recipe, classes)
     if recipe.backbone_weights is not None and not trained:
         load_backbone_(network.backbone, Path(recipe.backbone_weights))
     if is_pretrained(recipe):
         freeze_early_(network.backbone)
+    if recipe.frozen_backbone:
+        network.backbone.body.requires_grad_(False)
+    for each in network.backbone.body.modules():
+        if recipe.norm_momentum is not None and isinstance(each, nn.BatchNorm2d):
+            each.momentum = recipe.norm_momentum
     return network
 
 
@@ -125,4 +133,32 @@ def _torchvision(recipe: Recipe, classes: int) -> nn.Module:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.GroupNorm):
                 setattr(parent, name, nn.BatchNorm2d(child.num_channels))
+    if hasattr(network, "head"):
+        network.head = LevelHeads(network.head, len(network.anchor_generator.sizes))
     return network
+
+
+class LevelHeads(nn.Module):
+    """A head that runs on every level of a pyramid, as one for each: only running statistics are the level's own.
+
+    Levels differ in their statistics. With an average of these BatchNorm would normalize none of them in evaluation.
+
+    Args:
+        head: of the first level; the others have its parameters.
+        levels: how many there are.
+    """
+
+    def __init__(self, head: Any, levels: int) -> None:
+        super().__init__()
+        shared = {id(each): each for each in head.parameters()}
+        self.heads = nn.ModuleList([head, *(copy.deepcopy(head, dict(shared)) for _ in range(levels - 1))])
+
+    def forward(self, features: list[Tensor]) -> dict[str, Tensor]:
+        """Return what the heads say of all levels, one after the other, by name."""
+        outputs = [head([level]) for head, level in zip(self.heads, features, strict=True)]
+        return {name: torch.cat([output[name] for output in outputs], dim=1) for name in outputs[0]}
+
+    def compute_loss(self, *told: Any) -> Any:
+        """Return the losses by name; the arguments are the head's."""
+        head: Any = self.heads[0]
+        return head.compute_loss(*told)

@@ -5,9 +5,10 @@ from torch import nn
 from crossbn.integrations.engine import Callback
 from crossbn.lab.recipes.detection.backbones import EARLY
 from crossbn.lab.recipes.detection.networks import is_pretrained
-from crossbn.lab.recipes.detection.recipe import HEADS, NO_NORM, Recipe
+from crossbn.lab.recipes.detection.recipe import ALL, HEADS, NO_NORM, OWN_MODELS, Recipe
 from crossbn.lab.recipes.norms import put_norm_
 from crossbn.lab.recipes.order import Plan
+from crossbn.lab.recipes.recipe import RecipeError
 from crossbn.swap import swap_norm_
 
 _BODY = "backbone.body."
@@ -33,7 +34,14 @@ def give_norm_(network: nn.Module, recipe: Recipe, plan: Plan) -> Callback | Non
         The callback that the norms need in training, if they need one.
 
     Raises:
-        RecipeError: if an option is not one of the norm's.
+        RecipeError: if an option is not one of the norm's, or the detector has no norm to choose.
     """
-    swap_norm_(network, "frozen_bn", filter_fn=lambda _, name: is_fixed(name, recipe))
-    return None if recipe.norm == NO_NORM else put_norm_(network, recipe, plan)
+    fixed = swap_norm_(network, "frozen_bn", filter_fn=lambda _, name: is_fixed(name, recipe))
+    if recipe.norm == NO_NORM:
+        return None
+    if not fixed.left:
+        raise RecipeError(
+            f'{recipe.model} has norms in its backbone only, which where "{HEADS}" fixes: take where "{ALL}", or a '
+            f"detector with norms in its heads, {' or '.join(OWN_MODELS)} for instance"
+        )
+    return put_norm_(network, recipe, plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +19,9 @@ HEADS, ALL = "heads", "all"
 NO_NORM = "none"
 OWN_MODELS = ("faster_rcnn", "mask_rcnn")
 """Built here, of torchvision's parts: with a backbone of choice and the paper's heads."""
+_OWN = ("backbone", "channels")
+"""Fields that are of these only."""
+_NEW = ("frozen_backbone", "norm_momentum")
 BACKBONES = ("resnet18", "resnet50", "resnet101", "efficientnet_lite0")
 SCORES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 """COCO's, 0 to 1: the mean over overlaps of 0.5 to 0.95, at 0.5, at 0.75, and of small, medium and large objects."""
@@ -49,6 +52,8 @@ class Recipe(TrainingRecipe["Outcome"]):
         where: "heads" for the norm in the heads, and the backbone's BN fixed; "all" for the norm everywhere but in the
             backbone's early stages, whose BN is fixed, and nowhere fixed where the backbone has random weights.
         norm: a key of `crossbn.nn.NORMS`, or "none" for heads without.
+        frozen_backbone: whether the weights of a trained backbone stay as they are, all of them; the pyramid's do not.
+        norm_momentum: of the running statistics of the backbone's norms; None for its own.
         learning_rate: after warm-up; None for 0.02 / 16 for each image of a step.
         image_size: the shorter side of an image, unless the longer would exceed 5/3 of that.
         scales: further shorter sides, to choose from at random in training beside `image_size`.
@@ -73,6 +78,8 @@ class Recipe(TrainingRecipe["Outcome"]):
     backbone: str = "resnet50"
     backbone_weights: str | None = None
     where: str = HEADS
+    frozen_backbone: bool = False
+    norm_momentum: float | None = None
     epochs: int = 12
     image_size: int = 800
     scales: tuple[int, ...] = ()
@@ -83,6 +90,7 @@ class Recipe(TrainingRecipe["Outcome"]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", tuple(self.scales))  # JSON has lists
         self.check_least(1, "image_size", "channels", "proposals")
+        self.check_least(0, "norm_momentum", optional=True)
         if any(size < 1 for size in self.scales):
             raise RecipeError(f"scales must be at least 1, got {self.scales!r}")
         if self.where not in (HEADS, ALL):
@@ -102,10 +110,13 @@ class Recipe(TrainingRecipe["Outcome"]):
         return (NO_NORM, *NORM_NAMES)
 
     def check_model(self) -> None:
-        """Raise RecipeError if there is no such detector."""
+        """Raise RecipeError if there is no such detector, or it would ignore a field."""
         from crossbn.lab.recipes.detection.networks import check_model
 
         check_model(self.model)
+        ignored = [each.name for each in fields(self) if each.name in _OWN and getattr(self, each.name) != each.default]
+        if ignored and self.model not in OWN_MODELS:
+            raise RecipeError(f"{ignored[0]} is of {' and '.join(OWN_MODELS)}: {self.model} comes with its own")
 
     @property
     def has_masks(self) -> bool:
@@ -120,7 +131,9 @@ class Recipe(TrainingRecipe["Outcome"]):
 
     def settings(self) -> dict[str, Any]:
         """Return the fields that say what is computed, by name, as JSON has them."""
-        return {**super().settings(), "scales": list(self.scales)}
+        found = {**super().settings(), "scales": list(self.scales)}
+        # Records and checkpoints of before have none of these.
+        return {name: value for name, value in found.items() if name not in _NEW or value not in (None, False)}
 
     def portable_settings(self) -> dict[str, Any]:
         """Return the settings but for the seed, with names of files and folders in place of their paths."""
@@ -130,6 +143,16 @@ class Recipe(TrainingRecipe["Outcome"]):
     def outcome(self, *told: Any) -> Outcome:
         """Return what came of it."""
         return Outcome(self, *told)
+
+
+def weights_file(backbone: str) -> str | None:
+    """Return the name under which a backbone's weights are looked for among the data sets; None if it needs none.
+
+    Example:
+        >>> weights_file("resnet50")
+        'resnet50.pth'
+    """
+    return f"{backbone}.pth" if backbone.startswith("resnet") else None
 
 
 def learning_rate_factor(step: int, steps: int, steps_per_epoch: int) -> float:
