@@ -44,7 +44,7 @@ def test_a_folder_in_use_and_a_damaged_file_are_told_at_the_start(
     (tmp_path / "records.jsonl").write_text("{")
     done = call("check", "--device", "cpu", "--output", tmp_path)
     assert done.status == 1
-    assert "is not a record of crossbn's: take the line out" in done.errors
+    assert "is not a record of crossbn's; take the line out" in done.errors
 
 
 def test_no_such_device() -> None:

@@ -329,7 +329,7 @@ def test_a_damaged_file_is_told_before_anything_is_measured(tmp_path: Path) -> N
     (tmp_path / "records.jsonl").write_text("damaged\n")
     answer = call(*TINY, "--model", "nowhere:net", "--output", tmp_path)
     assert (answer.status, answer.output) == (1, "")
-    assert "records.jsonl is not a record of crossbn's: take the line out, or take another --output" in answer.errors
+    assert "records.jsonl is not a record of crossbn's; take the line out, or take another --output" in answer.errors
     assert (tmp_path / "records.jsonl").read_text() == "damaged\n"
 
 

@@ -1,7 +1,6 @@
 """`crossbn cost`: time, memory and FLOPs of the norms, side by side."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from crossbn.cli.extras import require
 from crossbn.cli.named import check_device, find_function, refused
-from crossbn.cli.printing import fail, fail_for, print_tables, print_texts
+from crossbn.cli.printing import mistakes_told, print_tables, print_texts
 from crossbn.lab import records as files
 from crossbn.lab.cost import Case, CaseError, CostRecord, Precision
 from crossbn.lab.cost.cases import Growth, default_threads, distinct, sweep
@@ -94,7 +93,8 @@ def cost(
         require("matplotlib")
     from crossbn.lab.report.cost_table import caption, case_table, suite_table
 
-    with _mistakes_told():
+    again = "the same command again measures the cases that are missing"
+    with mistakes_told(CaseError, interrupted=again, fresh=True):
         records = _complete(cases, output, fresh)
         tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
         _write(tables, records, growth, output)
@@ -202,18 +202,3 @@ def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growt
         return plot_growth(growth, records)
 
     write_markdown(output / "table.md", [*tables, caption(records)], {_PICTURE: draw} if growth else {})
-
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail("interrupted; the same command again measures the cases that are missing")
-    except OSError as error:
-        fail_for(error)
-    except files.DamagedError as error:
-        fail(f"{error}; --fresh starts anew")
-    except (files.RecordError, CaseError) as error:
-        fail(str(error))

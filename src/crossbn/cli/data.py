@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from crossbn.cli.extras import require
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import fail, fail_for, print_tables, print_texts
+from crossbn.cli.printing import mistakes_told, print_tables, print_texts
 from crossbn.lab.data import (
     DATASETS,
     FOLDER_VARIABLE,
@@ -67,7 +67,7 @@ def get(
         require("sklearn")
     elif dataset.kind == "pictures":
         require("numpy", "PIL", extra="train")
-    with _mistakes_told():
+    with mistakes_told(DataError, interrupted="nothing was kept"):
         where, checksums = _get(dataset, folder)
     images = f"{dataset.train_images:,} training and {dataset.test_images:,} test images"
     typer.echo(f"{name}: {images} of {dataset.classes} classes\n{where}")
@@ -137,17 +137,3 @@ def _progress() -> Iterator[Watch]:
             shown.update(bars[what], completed=share)
 
         yield watch
-
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("crossbn: interrupted; nothing was kept", err=True)
-        raise typer.Exit(130) from None
-    except DataError as error:
-        fail(str(error))
-    except OSError as error:
-        fail_for(error)

@@ -16,8 +16,9 @@ from rich.progress import track
 from crossbn.cli.extras import require
 from crossbn.cli.named import MistakeError, find_function, refused
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import fail, fail_for, print_tables, print_texts
+from crossbn.cli.printing import fail, mistakes_told, print_tables, print_texts
 from crossbn.lab import records as files
+from crossbn.lab.data import DataError
 from crossbn.schedules import window_for
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def diagnose(
     from crossbn.nn import Settings
 
     path = output / "records.jsonl"
-    with _mistakes_told():
+    with mistakes_told(DataError, MistakeError, interrupted="nothing was measured"):
         files.read(path)  # a damaged file is told before anything is measured
         build, loss_of = _find(model, data, channels, seed), find_loss(loss)
         batches = find_batches(data, BatchSpec(batch_size, channels, image_size, seed, data_folder))
@@ -243,20 +244,3 @@ def _interruption_told(run: _Run) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         fail(f"interrupted; {run.kept}")
-
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    from crossbn.lab.data import DataError
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail("interrupted; nothing was measured")
-    except files.DamagedError as error:
-        fail(f"{error}: take the line out, or take another --output")
-    except (DataError, MistakeError, files.RecordError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail_for(error)

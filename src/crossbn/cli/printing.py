@@ -1,6 +1,7 @@
 """What commands say: tables on the terminal, and the sentence that a mistake ends with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NoReturn
 
 import typer
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from crossbn.cli.folding import fit
+from crossbn.lab.records import DamagedError, RecordError
 from crossbn.lab.report.table import Table
 
 
@@ -43,7 +45,24 @@ def fail(sentence: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def fail_for(error: OSError) -> NoReturn:
-    """End the command with what the system says, and of which file."""
-    what = error.strerror or str(error).partition("\n")[0]  # decoders raise theirs without a number
-    fail(f"{what}: {error.filename}" if error.filename else what)
+@contextmanager
+def mistakes_told(*told: type[Exception], interrupted: str, fresh: bool = False) -> Iterator[None]:
+    """End the command with a sentence for what is not the program's fault.
+
+    Args:
+        told: errors whose message is for the user, beside those of files.
+        interrupted: what there is after Ctrl-C.
+        fresh: whether the command has --fresh, which helps where a file of records is damaged.
+    """
+    for_user: tuple[type[Exception], ...] = (RecordError, *told)
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"interrupted; {interrupted}")  # the group of the commands ends with the status for that
+    except DamagedError as error:
+        fail(f"{error}; {'--fresh starts anew' if fresh else 'take the line out, or take another --output'}")
+    except for_user as error:
+        fail(str(error))
+    except OSError as error:
+        what = error.strerror or str(error).partition("\n")[0]  # decoders raise theirs without a number
+        fail(f"{what}: {error.filename}" if error.filename else what)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail, fail_for
-from crossbn.lab.records import RecordError, write_whole
+from crossbn.cli.printing import mistakes_told
+from crossbn.lab.records import write_whole
 
 
 def report(
@@ -27,14 +27,10 @@ def report(
     from crossbn.lab.report.folder import make_page  # matplotlib is slow to import
 
     path = output or folder / "report.html"
-    try:
+    with mistakes_told(interrupted="nothing was written"):
         page = make_page(folder, title)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, page.html().encode())
-    except OSError as error:
-        fail_for(error)
-    except RecordError as error:
-        fail(str(error))
     for problem in page.problems:
         typer.echo(f"crossbn: {problem}", err=True)
     typer.echo("\n- ".join([f"{path} shows:", *(section.title for section in page.sections)]))

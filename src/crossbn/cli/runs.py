@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from crossbn.cli.named import look_here
-from crossbn.cli.printing import fail, fail_for
+from crossbn.cli.printing import fail, mistakes_told
 from crossbn.lab.data import DataError
 from crossbn.lab.models import ModelError
 from crossbn.lab.progress import Progress as News
@@ -104,7 +104,8 @@ def carry_out(
         fresh: whether the training begins anew.
         describe: returns the line for a point of the curve.
     """
-    with _mistakes_told(output):
+    again = f"the same command goes on from {output}"
+    with mistakes_told(RecipeError, ModelError, DataError, interrupted=again), _remedies_told():
         # This comes first: whoever asks for a run that is finished waits for nothing else.
         if not fresh and (known := _finished(recipe, output, machine)) is not None:
             typer.echo(f"{output / RECORD} is there: the run had been finished, --fresh trains anew.", err=True)
@@ -179,18 +180,11 @@ def _shown(shown: _Shown) -> Iterator[Callable[[Any], None]]:
 
 
 @contextmanager
-def _mistakes_told(output: Path) -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
+def _remedies_told() -> Iterator[None]:
+    """Say what helps if a run cannot begin or go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(f"crossbn: interrupted; the same command goes on from {output}", err=True)
-        raise typer.Exit(130) from None
     except OtherRunError as error:
         fail(f"{error}; --output names another directory, --fresh begins anew")
     except DivergedError as error:
         fail(f"{error}; --keep-going trains on")
-    except (RecipeError, ModelError, DataError, RecordError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail_for(error)
