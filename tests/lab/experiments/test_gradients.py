@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from crossbn.lab.data import FOLDER_VARIABLE
-from crossbn.lab.experiments.estimates import in_words, training_seconds
 from crossbn.lab.experiments.experiment import Scale, UnavailableError
 from crossbn.lab.experiments.gradients import Gradients, build_classifier
 from crossbn.lab.experiments.pictures import batches
@@ -92,14 +91,3 @@ def test_the_paper_s_training_needs_imagenet(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "imagenet" / "train" / "dogs").mkdir(parents=True)
     with pytest.raises(UnavailableError, match="has 1 classes in place of ImageNet's 1000"):
         gradients.check(tasks)
-
-
-def test_estimates() -> None:
-    without_images = training_seconds("resnet50", 224, 100, 0)
-    assert without_images == pytest.approx(100 * 50 * 6e-4)
-    an_image = 50 * 2 * 9 * 64**2 * 8**2 / 3e10
-    assert training_seconds("resnet50", 8, 100, 2, width=64) == pytest.approx(without_images + 2 * an_image)
-    assert training_seconds("mobilenet_v2", 8, 100, 0) == pytest.approx(100 * 20 * 6e-4)  # a version, no layers
-    assert [in_words(each) for each in (0.2, 80, 5400, 20000, 1e6, 1e8)] == [
-        *("1 s", "80 s", "90 min", "6 h", "12 days", "3.2 years")
-    ]
