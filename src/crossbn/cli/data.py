@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from crossbn.cli.extras import require
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import mistakes_told, print_tables, print_texts
+from crossbn.cli.printing import make_bars, mistakes_told, print_tables, print_texts
 from crossbn.lab.data import (
     DATASETS,
     FOLDER_VARIABLE,
@@ -127,8 +126,7 @@ def _source(dataset: DataSet) -> str:
 @contextmanager
 def _progress() -> Iterator[Watch]:
     """Show a bar for each thing that is done."""
-    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
+    with make_bars() as shown:
         bars: dict[str, TaskID] = {}
 
         def watch(what: str, share: float) -> None:

@@ -6,6 +6,7 @@ from typing import Literal, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Shown
 
 from crossbn.cli.folding import fit
@@ -37,6 +38,12 @@ def print_texts(*texts: str) -> None:
     """Print paragraphs, as wide as the terminal and with a blank line before each."""
     for text in texts:
         Console(highlight=False).print(f"\n{text}", markup=False)
+
+
+def make_bars(*more: ProgressColumn) -> Progress:
+    """Return bars for the error output: what is done, how much of it, for how long, and whatever else."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, *more, console=Console(stderr=True))
 
 
 def fail(sentence: str) -> NoReturn:

@@ -5,8 +5,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from crossbn.cli import printing
 from crossbn.lab.experiments import runner
@@ -44,8 +43,7 @@ def complete(experiment: Experiment, tasks: Sequence[Task], path: Path, fresh: b
 
 
 def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
+    with printing.make_bars() as shown:
         whole = shown.add_task("all runs", total=float(len(progress.todo)))
         bars: dict[str, TaskID] = {}  # of the runs under way
         with closing(runner.carry_on(experiment, progress)) as events:

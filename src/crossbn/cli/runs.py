@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 
 from crossbn.cli.named import look_here
-from crossbn.cli.printing import fail, mistakes_told
+from crossbn.cli.printing import fail, make_bars, mistakes_told
 from crossbn.lab.data import DataError
 from crossbn.lab.models import ModelError
 from crossbn.lab.progress import Progress as News
@@ -143,10 +142,8 @@ class _Shown(logging.Handler):
 
     def __init__(self, title: str, epochs: int, describe: Describe) -> None:
         super().__init__(logging.INFO)
-        columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn())
-        times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
         self.title, self.epochs, self.describe = title, epochs, describe
-        self.progress = Progress(*columns, *times, console=Console(stderr=True))
+        self.progress = make_bars(TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
         self.bar = self.progress.add_task(title, total=1.0)
 
     def emit(self, record: logging.LogRecord) -> None:
