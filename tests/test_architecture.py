@@ -18,7 +18,7 @@ LEVELS = [
     {"conversion_report"},
     {"convert", "swap", "histories", "folding", "recalibrate"},
     {"integrations"},
-    {"lab.environment", "lab.norm_names", "lab.progress", "lab.statistics"},
+    {"lab.earlier_records", "lab.environment", "lab.functions", "lab.norm_names", "lab.progress", "lab.statistics"},
     {"lab.records", "lab.models", "lab.networks", "lab.training"},
     {"lab.cost", "lab.fidelity", "lab.data"},
     {"lab.check"},

@@ -240,13 +240,24 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_what_is_no_model_is_refused() -> None:
-    nothing: Any = "x"
-    with pytest.raises(TypeError, match=r"convert_ takes a model, a torch\.nn\.Module, got 'x'"):
-        crossbn.convert_(nothing, window=4)
-    for name in ("gn", "cbn"):
-        with pytest.raises(TypeError, match=r"swap_norm_ takes a model, a torch\.nn\.Module, got 'x'"):
-            crossbn.swap_norm_(nothing, name)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("convert_", {"window": 4}),
+        ("revert_", {}),
+        ("fold", {}),
+        ("set_window_", {"window": 2}),
+        ("history_state", {}),
+        ("load_history_state", {"state": {}}),
+        ("recalibrate_", {"batches": []}),
+        ("reset_history_", {}),
+        ("swap_norm_", {"name": "gn"}),
+        ("swap_norm_", {"name": "cbn"}),
+    ],
+)
+def test_what_is_no_model_is_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} takes a model, a torch\.nn\.Module, got 'x'$"):
+        getattr(crossbn, name)("x", **options)
 
 
 @pytest.mark.parametrize("converted", [False, True])

@@ -176,6 +176,7 @@ def _all_or_nothing(model: nn.Module, settings: Settings) -> Iterator[None]:
 
 def revert_(model: nn.Module) -> None:
     """Turn every cross-iteration norm of `model` into the plain norm again, with the same parameters."""
+    check_module("revert_", model)
     for norm in cross_iteration_norms(model).values():
         norm._become_plain_()
     Scope.unmark_(model)

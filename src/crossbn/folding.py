@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from crossbn.convert import cross_iteration_norms, revert_
+from crossbn.convert import check_module, cross_iteration_norms, revert_
 from crossbn.functional import LINEAR_OPERATORS, is_linear_operator
 from crossbn.pairing import find_pairs
 from crossbn.swap import replace_modules_
@@ -32,6 +32,7 @@ def fold(model: nn.Module, example_inputs: tuple[Any, ...] | None = None) -> nn.
         >>> fold(model)[1]
         Identity()
     """
+    check_module("fold", model)
     seen = _operators_seen(model)
     folded = copy.deepcopy(model)
     revert_(folded)

@@ -33,7 +33,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from crossbn.convert import cross_iteration_norms
+from crossbn.convert import check_module, cross_iteration_norms
 from crossbn.functional import Activation, Geometry, Settings
 from crossbn.nn import CrossIterBatchNorm
 from crossbn.nn.history import wrong_count
@@ -59,6 +59,7 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
         >>> sorted(history_state(model))[:3]
         ['1/0/0.mean_grad', '1/0/0.var_grad', '1/0/count']
     """
+    check_module("history_state", model)
     norms = cross_iteration_norms(model)
     state = {f"{name}/burnt": norm.burnt.clone() for name, norm in norms.items()}
     state |= {f"{name}/drift": norm.belief.drift.clone() for name, norm in norms.items() if norm.belief is not None}
@@ -81,6 +82,7 @@ def load_history_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: naming the layer whose history does not fit; then nothing is changed.
     """
+    check_module("load_history_state", model)
     norms = cross_iteration_norms(model)
     if not norms:
         raise ValueError("the model has no cross-iteration norm: convert it before its history is loaded")
@@ -127,6 +129,7 @@ def set_window_(model: nn.Module, window: int) -> None:
     Raises:
         ValueError: if the model has no such norm, or the window is below 1.
     """
+    check_module("set_window_", model)
     norms = cross_iteration_norms(model)
     if not norms:
         raise ValueError("set_window_ needs a converted model, this one has no cross-iteration norm")
@@ -136,6 +139,7 @@ def set_window_(model: nn.Module, window: int) -> None:
 
 def reset_history_(model: nn.Module) -> None:
     """Forget the remembered steps and the progress of burn-in of every cross-iteration norm of `model`."""
+    check_module("reset_history_", model)
     for norm in cross_iteration_norms(model).values():
         norm.reset_history_()
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crossbn.convert import check_module
 from crossbn.functional import batch_moments, join_moments
 from crossbn.torch_internals import BatchNormBase
 
@@ -23,9 +24,10 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any]) -> None:
         batches: inputs; of a tuple or list the first element counts, as from a loader of examples and labels.
 
     Raises:
-        TypeError: if `batches` is a single tensor.
+        TypeError: if `model` is none, or `batches` is a single tensor.
         ValueError: if there is no batch.
     """
+    check_module("recalibrate_", model)
     if isinstance(batches, Tensor):
         raise TypeError(f"recalibrate_ takes an iterable of batches, got one tensor of shape {tuple(batches.shape)}")
     norms = [

@@ -7,7 +7,7 @@ import pytest
 from crossbn.cli import extras
 from crossbn.lab.cost import Case, CaseError, CostRecord, measuring
 from crossbn.lab.cost.records import read
-from crossbn.lab.records import append
+from crossbn.lab.records import append, locked
 from tests.cli.answers import call
 from tests.lab.cost.handmade import case, records
 
@@ -127,7 +127,9 @@ def test_suite_shows_ratios_with_targets(tmp_path: Path, asked: list[Case]) -> N
         (["--rounds", "5"], "--rounds"),
         (["--threads", "0"], "--threads"),
         (["--device", "abacus"], "there is no device 'abacus'"),
-        (["--suite", "all"], "there is no suite 'all'"),
+        (["--suite", "all"], "there is no suite 'all': there are targets, detection"),
+        (["--suite", "detct"], "there is no suite 'detct': did you mean detection?"),
+        (["--model", "vit_b_16"], "vit_b_16 has no BatchNorm that a norm could take the place of: take resnet18"),
         (["--suite", "targets", "--window", "4"], "the suite sets the cases: leave out --window"),
         (["--output", __file__], "--output"),
     ],
@@ -158,6 +160,13 @@ def test_other_mistakes_end_with_a_sentence(tmp_path: Path, asked: list[Case], m
     answer = call(*TINY, "--image-size", "6", "--out", tmp_path / "new")
     assert answer.status == 1
     assert answer.errors.splitlines()[-1].endswith("batch 4, window 4: the model has no BatchNorm")
+
+
+def test_a_second_process_is_refused_and_fresh_is_no_remedy(tmp_path: Path, asked: list[Case]) -> None:
+    with locked(tmp_path):
+        answer = call(*TINY, "--out", tmp_path)
+    sentence = f"crossbn: another process works in {tmp_path}: wait for it, or take another --output\n"
+    assert (answer.status, answer.errors, asked) == (1, sentence, [])
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

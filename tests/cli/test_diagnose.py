@@ -137,6 +137,15 @@ def each(output: Tensor, target: Tensor) -> Tensor:
     return output[torch.arange(len(target)), target]
 
 
+def nan_at_once(output: Tensor, _: Tensor) -> Tensor:
+    return output.sum() * float("nan")
+
+
+def nan_later(output: Tensor, _: Tensor) -> Tensor:
+    CALLS.append("nan_later")
+    return output.square().mean() * (float("nan") if len(CALLS) > 7 else 1.0)  # the first is a look at the batch
+
+
 def unrelated(_: Tensor, target: Tensor) -> Tensor:
     return target.float().mean()
 
@@ -213,7 +222,7 @@ def test_settings_reach_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     answer = call(*TINY, "--weights", "equal", "--steps", "4", "--data", "random", "--output", tmp_path)
     assert answer.status == 0, answer.errors
     assert seen[-1].weights == "equal"
-    assert records.read(tmp_path / "records.jsonl")[0].settings["weights"] == "equal"
+    assert [each.settings["weights"] for each in records.read(tmp_path / "records.jsonl")] == ["auto", "equal"]
 
 
 @pytest.mark.parametrize(
@@ -297,11 +306,44 @@ def test_interruption_before_training_keeps_earlier_records(tmp_path: Path, monk
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    (tmp_path / "records.jsonl").write_text("earlier")
+    earlier = records.Record("diagnose", "earlier", 0, {}, {})
+    records.append(tmp_path / "records.jsonl", [earlier])
     monkeypatch.setattr(batches, "find_batches", interrupted)
     answer = call(*TINY, *SHORT, "--output", tmp_path)
     assert (answer.status, answer.errors) == (130, "crossbn: interrupted; nothing was measured\n")
-    assert (tmp_path / "records.jsonl").read_text() == "earlier"
+    assert records.read(tmp_path / "records.jsonl") == [earlier]
+
+
+def test_records_of_other_work_stay(tmp_path: Path) -> None:
+    path, others = tmp_path / "records.jsonl", [records.Record("cost", name, 0, {}, {"seconds": 1}) for name in "ab"]
+    records.append(path, others)
+    for steps in ("8", "8", "4"):
+        answer = call(*TINY, *SHORT, "--steps", steps, "--data", "random", "--output", tmp_path)
+        assert answer.status == 0, answer.errors
+    found = records.read(path)
+    assert found[:2] == others
+    assert [each.settings["steps"] for each in found[2:]] == [8, 4]
+
+
+def test_a_damaged_file_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text("damaged\n")
+    answer = call(*TINY, "--model", "nowhere:net", "--output", tmp_path)
+    assert (answer.status, answer.output) == (1, "")
+    assert "records.jsonl is not a record of crossbn's; take the line out, or take another --output" in answer.errors
+    assert (tmp_path / "records.jsonl").read_text() == "damaged\n"
+
+
+@pytest.mark.parametrize(
+    ("loss", "step", "kept"),
+    [("nan_at_once", 1, "nothing was measured"), ("nan_later", 7, "records.jsonl has what was measured until then")],
+)
+def test_a_loss_that_is_not_finite_stops_it(loss: str, step: int, kept: str, tmp_path: Path) -> None:
+    CALLS.clear()
+    answer = call(*TINY, *SHORT, "--loss", f"{OWN}:{loss}", "--data", "random", "--output", tmp_path)
+    assert (answer.status, answer.output) == (1, "")
+    sentence = answer.errors.splitlines()[-1]
+    assert sentence.startswith(f"crossbn: the loss is not finite in step {step}: a learning rate below 0.01 may help")
+    assert sentence.endswith(kept)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +360,12 @@ def test_batches_of_a_function_begin_again(tmp_path: Path) -> None:
     found = {}
     for data in ("pairs", "once"):
         CALLS.clear()
-        answer = call(*TINY, "--steps", "8", "--every", "4", "--data", f"{OWN}:{data}", "--output", tmp_path)
+        answer = call(*TINY, "--steps", "8", "--every", "4", "--data", f"{OWN}:{data}", "--output", tmp_path / data)
         assert answer.status == 0, answer.errors
-        found[data] = read(tmp_path / "records.jsonl")
+        found[data] = read(tmp_path / data / "records.jsonl")
         # Ten batches, one to look at: a list is gone through again, a generator is made again.
         assert CALLS.count(data) == {"pairs": 1, "once": 4}[data]
-        told = records.read(tmp_path / "records.jsonl")[0].settings
+        told = records.read(tmp_path / data / "records.jsonl")[0].settings
         assert (told["data"], told["batch_size"], told["window"]) == (f"{OWN}:{data}", 2, 8)  # whatever is asked for
     assert found["pairs"] == found["once"]
 
@@ -340,13 +382,13 @@ def test_loader_of_one_s_own_with_an_uneven_last_batch(tmp_path: Path) -> None:
 
 
 def test_loss_of_one_s_own(tmp_path: Path) -> None:
-    words = ("--data", f"{OWN}:heights", "--steps", "4", "--output", tmp_path)
+    words = ("--data", f"{OWN}:heights", "--steps", "4", "--verbose")
     found = []
-    for loss in (f"{OWN}:squares", "torch.nn.functional:mse_loss", "torch.nn.functional:l1_loss"):
-        answer = call(*TINY, *words, "--loss", loss, "--verbose")
+    for number, loss in enumerate((f"{OWN}:squares", "torch.nn.functional:mse_loss", "torch.nn.functional:l1_loss")):
+        answer = call(*TINY, *words, "--loss", loss, "--output", tmp_path / f"{number}")
         assert answer.status == 0, answer.errors
         assert f"loss {loss}," in re.sub(r"\s+", " ", answer.output)
-        found.append(read(tmp_path / "records.jsonl"))
+        found.append(read(tmp_path / f"{number}" / "records.jsonl"))
     assert found[0] == found[1] != found[2]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from crossbn import cli
 from crossbn.cli import COMMANDS, make_app
 from crossbn.lab import environment
 from crossbn.lab.cost import Precision
@@ -125,6 +126,13 @@ def test_a_finished_table_waits_for_nothing(name: str, tmp_path: Path) -> None:
     assert done.stdout == written.stdout
 
 
+@pytest.mark.parametrize("name", ["batch_size", "finetune", "layers", "gradients", "sampling", "cost", "coco_norms"])
+def test_a_dry_run_waits_for_nothing(name: str, tmp_path: Path) -> None:
+    done = call("reproduce", name, "--dry-run", "--output", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert "runs to do" in done.stdout
+
+
 STEPS = ("--data", "random", "--image-size", "8", "--channels", "1", "--steps", "1000000")
 LONG = {
     "cost": ("--model", "tests.lab.cost.handmade:tiny_network", "--image-size", "6", "--rounds", "1000000"),
@@ -171,11 +179,37 @@ def test_ctrl_c_while_modules_are_imported_ends_with_130(tmp_path: Path) -> None
     assert "Traceback" not in errors
 
 
+def test_ctrl_c_before_the_command_listens_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "make_app", interrupted)
+    with pytest.raises(SystemExit) as ended_with:
+        cli.main()
+    assert ended_with.value.code == 130
+    assert capsys.readouterr().err == "crossbn: interrupted\n"
+
+
 def test_help_is_in_groups() -> None:
     shown = CliRunner().invoke(make_app(), ["--help"]).stdout
     for panel in dict.fromkeys(panel for panel, _ in COMMANDS.values()):
         assert f"─ {panel} ─" in shown
     assert [verb for verb in COMMANDS if f"│ {verb} " not in shown] == []
+
+
+def test_help_of_a_training_is_in_panels() -> None:
+    shown = CliRunner(env={"COLUMNS": "100"}).invoke(make_app(), ["train", "classify", "--help"]).stdout
+    panels = {part.partition(" ")[0]: part for part in shown.split("╭─ ")[1:]}
+    assert [*panels] == ["Options", "Norm", "Images", "Training", "Machine"]
+    for panel, option in {
+        "Norm": "--window",
+        "Images": "--augment",
+        "Training": "--lr",
+        "Machine": "--devices",
+    }.items():
+        assert f"│ {option} " in panels[panel]
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -73,11 +73,14 @@ def test_goes_on_or_begins_anew(tmp_path: Path) -> None:
         ("--norm-option order", 2, "'order' is not NAME=VALUE"),
         ("--batch-size 0", 2, "--batch-size"),
         ("--norm gn --norm-option no_such=1", 2, "Group Normalization: there is no option 'no_such': there are eps"),
-        ("--norm gn --norm-option groups=3", 1, "Group Normalization: 1: 4 channels cannot be in 3 groups"),
-        ("--data cifar", 1, "there is no data set 'cifar': did you mean cifar10"),
+        ("--norm bn --norm-option foo=1", 2, "Batch Normalization: there is no option 'foo': there are eps, momentum"),
+        ("--norm ln --norm-option foo=1", 2, "Layer Normalization: there is no option 'foo': there are eps, momentum"),
+        ("--norm gn --norm-option groups=3", 2, "the norm '1': 4 channels cannot be in 3 groups: give one of 1, 2, 4"),
+        ("--window 1000000000", 2, "window must be at most 10000, got 1000000000"),
+        ("--data cifar", 2, "there is no data set 'cifar': did you mean cifar10"),
         ("--norm bn --lr 1e30", 1, "the loss is not finite after"),
         ("--data imagenet --data-folder {}", 1, "ImageNet is not in"),
-        ("--precision 31", 1, "Precision '31' is invalid"),
+        ("--precision 31", 2, "there is no precision '31': there are 32, 64, bf16-mixed"),
         ("--norm bn --batch-size 1 --image-size 4", 1, "Batch Normalization has a single value per channel"),
     ],
 )
@@ -86,6 +89,8 @@ def test_mistakes_are_told_in_a_sentence(words: str, status: int, sentence: str,
     assert done.exit_code == status
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
+    if status == 2 or "imagenet" in words:
+        assert not (tmp_path / "run").exists()
 
 
 def test_the_summary_tells_a_switch(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_network_of_ones_own_is_told_its_classes() -> None:
 def test_a_module_that_lacks_another_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lacking.py").write_text("import nowhere_at_all")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+    with pytest.raises(ModelError, match=r"'lacking:net' cannot be imported: No module named 'nowhere_at_all'"):
         find_model("lacking:net")
 
 
@@ -129,8 +129,8 @@ def test_networks_with_heads_on_the_way_return_one_score() -> None:
         ("alexnet", "alexnet has no BatchNorm that a norm could take the place of: take resnet18"),
         ("vit_b_16", "vit_b_16 has no BatchNorm"),
         ("fasterrcnn_resnet50_fpn", "there is no model 'fasterrcnn_resnet50_fpn'"),
-        ("nowhere.models:net", "there is no module 'nowhere' for the model 'nowhere.models:net'"),
-        ("torch.nowhere:net", r"there is no module 'torch\.nowhere'"),
+        ("nowhere.models:net", "'nowhere.models:net' cannot be imported: No module named 'nowhere'"),
+        ("torch.nowhere:net", r"'torch\.nowhere:net' cannot be imported: No module named 'torch\.nowhere'"),
         ("torch.nn:Convolution", r"the module 'torch\.nn' has no 'Convolution'"),
         ("torch:__version__", "which cannot be called"),
     ],

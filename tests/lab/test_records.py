@@ -20,6 +20,8 @@ from crossbn.lab.records import (
     of_cells,
     on_their_data,
     read,
+    replace_in,
+    write_whole,
 )
 
 RECORD = Record("classify", "BN, batch 2", 0, {"batch_size": 2, "shape": (3, 4)}, {"accuracy": 0.5}, {"commit": "abc"})
@@ -114,6 +116,15 @@ def test_records_of_cells_are_of_all_seeds_and_the_latest() -> None:
     assert len(by_name(records)["BN, batch 2"]) == 4
 
 
+def test_a_record_takes_the_place_of_one_of_the_same_work(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    other = replace(RECORD, kind="cost").to_json()
+    path.write_text(f"{RECORD.to_json()}\n{other}")
+    replace_in(path, replace(RECORD, values={"accuracy": 0.7}))
+    assert path.read_text().splitlines()[0] == other
+    assert [(each.kind, each.values["accuracy"]) for each in read(path)] == [("cost", 0.5), ("classify", 0.7)]
+
+
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "records.jsonl"
     append(path, [RECORD])
@@ -125,7 +136,10 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RecordError, match="cannot be written: No space left on device"):
         append(path, [RECORD])
+    with pytest.raises(RecordError, match=rf"{path} cannot be written: No space left on device"):
+        write_whole(path, b"something else")
     assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["records.jsonl"]
 
 
 def test_every_committed_record_is_read() -> None:

@@ -33,6 +33,15 @@ def test_a_step_is_sgd_with_momentum_and_a_rate_that_falls() -> None:
     assert len(training.seconds) == 2
 
 
+def test_a_loss_of_one_s_own_takes_what_is_no_tensor() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    training = Training(model, 1, 0.5, loss=lambda net, given, target: net(given["x"]).sum() * target)
+    training.step(({"x": torch.full((1, 1), 3.0)}, 2))
+    assert training.losses == [6.0]
+    assert model.weight.item() == 1 - 0.5 * 6
+
+
 def test_a_rate_may_stay() -> None:
     training = Training(nn.Linear(1, 2), 3, 0.5, falls=False)
     training.step((torch.ones(1, 1), torch.tensor([1])))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from crossbn.cli.extras import require
-from crossbn.cli.version import installation
-
 if TYPE_CHECKING:
     import typer
 
@@ -27,6 +24,17 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command with the arguments of this process."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # before the command itself listens
+        print("crossbn: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
+    from crossbn.cli.extras import require  # here, so that `main` hears Ctrl-C meanwhile
+    from crossbn.cli.version import installation
+
     if sys.argv[1:2] == ["--version"]:  # after `pip install crossbn` alone there is no typer to ask
         print(installation())
         return

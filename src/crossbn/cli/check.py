@@ -10,7 +10,7 @@ import typer
 
 from crossbn.cli.extras import require
 from crossbn.cli.named import check_device
-from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cli.printing import mistakes_told, print_tables, print_texts
 from crossbn.lab import records
 from crossbn.lab.report.table import Table
 
@@ -37,13 +37,12 @@ def check(
 
     from crossbn.lab.check import failed, run, to_record
 
-    findings = run(torch.device(place), lambda name: typer.echo(f"{name} ...", err=True))
-    record = to_record(findings, place)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        records.append(path, [record])
-    except (OSError, records.RecordError) as error:
-        fail(str(error))
+    with mistakes_told(interrupted="nothing was kept"):
+        records.read(path)  # a damaged file is told before anything is measured
+        with records.locked(output):
+            findings = run(torch.device(place), lambda name: typer.echo(f"{name} ...", err=True))
+            record = to_record(findings, place)
+            records.append(path, [record])
     print_tables(tables_of(findings), justify="left")
     print_texts(record.values["verdict"], f"The record is in {path}.")
     if failed(findings):

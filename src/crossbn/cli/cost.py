@@ -1,9 +1,8 @@
 """`crossbn cost`: time, memory and FLOPs of the norms, side by side."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,16 +10,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from crossbn.cli.extras import require
 from crossbn.cli.named import check_device, find_function, refused
-from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cli.printing import mistakes_told, print_tables, print_texts
 from crossbn.lab import records as files
 from crossbn.lab.cost import Case, CaseError, CostRecord, Precision
 from crossbn.lab.cost.cases import Growth, default_threads, distinct, sweep
 from crossbn.lab.cost.records import read
 from crossbn.lab.cost.suites import SUITES, Goal, make_suite
 from crossbn.lab.norm_names import NORM_NAMES
+from crossbn.lab.report.markdown import write_markdown
 from crossbn.lab.report.table import Table
 from crossbn.messages import no_such
 from crossbn.schedules import window_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MODEL = "resnet18"
 _SIZE = "224"
@@ -90,10 +93,11 @@ def cost(
         require("matplotlib")
     from crossbn.lab.report.cost_table import caption, case_table, suite_table
 
-    with _mistakes_told():
-        records, is_new = _complete(cases, output, fresh)
+    again = "the same command again measures the cases that are missing"
+    with mistakes_told(CaseError, interrupted=again, fresh=True):
+        records = _complete(cases, output, fresh)
         tables = [suite_table(goals, records)] if goals else [case_table(_of(case, records)) for case in cases]
-        _write(tables, records, growth if is_new or not (output / _PICTURE).exists() else {}, output)
+        _write(tables, records, growth, output)
     print_tables(tables)
     print_texts(caption(records))
 
@@ -137,8 +141,8 @@ def _integers(text: str, option: str) -> list[int]:
     return values
 
 
-def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> tuple[list[CostRecord], bool]:
-    """Return the records of `cases`, after measuring those that are missing, and whether any was."""
+def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> list[CostRecord]:
+    """Return the records of `cases`, after measuring those that are missing."""
     path = output / "records.jsonl"
     known = [] if fresh else read(path)
     found = {case: [record for record in known if record.answers(case)] for case in cases}
@@ -151,12 +155,12 @@ def _complete(cases: Sequence[Case], output: Path, fresh: bool) -> tuple[list[Co
             if fresh:
                 path.unlink(missing_ok=True)
             _measure(todo, path, found)
-    return [record for case in cases for record in found[case]], bool(todo)
+    return [record for case in cases for record in found[case]]
 
 
 def _check(cases: Sequence[Case]) -> None:
     """Refuse what cannot be measured before anything is."""
-    from crossbn.lab.models import find_model
+    from crossbn.lab.models import check_model
 
     for norm in dict.fromkeys(norm for case in cases for norm in case.norms if norm not in NORM_NAMES):
         raise typer.BadParameter(no_such("norm", norm, NORM_NAMES), param_hint="--norms")
@@ -166,7 +170,7 @@ def _check(cases: Sequence[Case]) -> None:
             continue
         require("torchvision", extra="train")
         with refused("--model"):
-            find_model(name)
+            check_model(name)
 
 
 def _measure(todo: Sequence[Case], path: Path, found: dict[Case, list[CostRecord]]) -> None:
@@ -192,25 +196,9 @@ def _of(case: Case, records: Sequence[CostRecord]) -> list[CostRecord]:
 def _write(tables: Sequence[Table], records: Sequence[CostRecord], growth: Growth, output: Path) -> None:
     from crossbn.lab.report.cost_table import caption
 
-    text = "\n\n".join([*(table.markdown() for table in tables), caption(records)])
-    (output / "table.md").write_text(f"{text}\n", encoding="utf-8")
-    if growth:
+    def draw() -> "Figure":
         from crossbn.lab.report.cost_section import plot_growth  # matplotlib is slow to import
-        from crossbn.lab.report.figure import save_png
 
-        save_png(plot_growth(growth, records), output / _PICTURE)
+        return plot_growth(growth, records)
 
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail("interrupted; the same command again measures the cases that are missing")
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
-    except files.RecordError as error:
-        fail(f"{error}; --fresh starts anew")
-    except CaseError as error:
-        fail(str(error))
+    write_markdown(output / "table.md", [*tables, caption(records)], {_PICTURE: draw} if growth else {})

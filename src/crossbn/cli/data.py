@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from crossbn.cli.extras import require
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cli.printing import make_bars, mistakes_told, print_tables, print_texts
 from crossbn.lab.data import (
     DATASETS,
     FOLDER_VARIABLE,
@@ -67,7 +66,7 @@ def get(
         require("sklearn")
     elif dataset.kind == "pictures":
         require("numpy", "PIL", extra="train")
-    with _mistakes_told():
+    with mistakes_told(DataError, interrupted="nothing was kept"):
         where, checksums = _get(dataset, folder)
     images = f"{dataset.train_images:,} training and {dataset.test_images:,} test images"
     typer.echo(f"{name}: {images} of {dataset.classes} classes\n{where}")
@@ -127,8 +126,7 @@ def _source(dataset: DataSet) -> str:
 @contextmanager
 def _progress() -> Iterator[Watch]:
     """Show a bar for each thing that is done."""
-    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
+    with make_bars() as shown:
         bars: dict[str, TaskID] = {}
 
         def watch(what: str, share: float) -> None:
@@ -137,17 +135,3 @@ def _progress() -> Iterator[Watch]:
             shown.update(bars[what], completed=share)
 
         yield watch
-
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("crossbn: interrupted; nothing was kept", err=True)
-        raise typer.Exit(130) from None
-    except DataError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")

@@ -12,7 +12,7 @@ from crossbn.cli.printing import print_tables, print_texts
 from crossbn.cli.progress import complete, mistakes_told
 from crossbn.lab.experiments.demo import TRAIN_IMAGES, Demo, caption, findings
 from crossbn.lab.experiments.experiment import Scale
-from crossbn.lab.records import Record
+from crossbn.lab.records import Record, write_whole
 from crossbn.lab.report.comparison import comparison_table
 
 _PICTURE = "curves.png"
@@ -69,4 +69,4 @@ def _write(page: Path, records: Sequence[Record]) -> None:
 
     save_png(plot_curves(records), page.with_name(_PICTURE))
     section = demo_section(records, page.parent, "records.jsonl")
-    page.write_text(Page(section.title, [section]).html() + _mark(records), encoding="utf-8")
+    write_whole(page, f"{Page(section.title, [section]).html()}{_mark(records)}".encode())

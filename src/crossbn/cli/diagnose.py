@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from rich.progress import track
 from crossbn.cli.extras import require
 from crossbn.cli.named import MistakeError, find_function, refused
 from crossbn.cli.options import DataFolder
-from crossbn.cli.printing import fail, print_tables, print_texts
+from crossbn.cli.printing import fail, mistakes_told, print_tables, print_texts
 from crossbn.lab import records as files
+from crossbn.lab.data import DataError
 from crossbn.schedules import window_for
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from crossbn.cli.batches import Batch
     from crossbn.cli.losses import Loss
@@ -94,8 +96,10 @@ def diagnose(
     from crossbn.lab.fidelity.probe import FidelityProbe
     from crossbn.nn import Settings
 
-    build, loss_of = _find(model, data, channels, seed), find_loss(loss)
-    with _mistakes_told():
+    path = output / "records.jsonl"
+    with mistakes_told(DataError, MistakeError, interrupted="nothing was measured"):
+        files.read(path)  # a damaged file is told before anything is measured
+        build, loss_of = _find(model, data, channels, seed), find_loss(loss)
         batches = find_batches(data, BatchSpec(batch_size, channels, image_size, seed, data_folder))
         first = next(batches)
         batch_size = count_examples(Call(first[:1], {}))  # a function of one's own decides on it
@@ -110,12 +114,11 @@ def diagnose(
         }
         manual_seed(seed)
         network = _network(build, options, first, loss_of)
-        run = _Run(FidelityProbe(network, every=every), settings, seed, output / "records.jsonl")
-        with files.locked(output), _interruption_told(run.path):
-            run.path.unlink(missing_ok=True)
+        run = _Run(FidelityProbe(network, every=every), settings, seed, path)
+        with files.locked(output), _interruption_told(run):
             _train(network, batches, loss_of, run)
         if not run.probe.records:
-            fail(f"no step was remembered: the loss diverged, or the burn-in of {burn_in} lasted to the end")
+            fail(f"no step was remembered: the burn-in of {burn_in} lasted to the end")
         _tell(run, verbose)
 
 
@@ -127,15 +130,17 @@ class _Run:
     path: Path
 
     def keep(self) -> None:
-        """Let the file have what has been found so far; it is the old one or the new one, whatever happens."""
+        """Let the file have what has been found so far, in place of what an earlier run of the same has found."""
         from crossbn.lab.fidelity.records import found_values
 
         values = found_values(self.probe.records, self.probe.causes, self.probe.left_out)
         name = f"{self.settings['model']}, {self.settings['data']}, batch {self.settings['batch_size']}"
-        half = self.path.with_suffix(".part")
-        half.unlink(missing_ok=True)
-        files.append(half, [files.Record("diagnose", name, self.seed, self.settings, values)])
-        half.replace(self.path)
+        files.replace_in(self.path, files.Record("diagnose", name, self.seed, self.settings, values))
+
+    @property
+    def kept(self) -> str:
+        """What remains of a run that ends early."""
+        return f"{self.path} has what was measured until then" if self.probe.records else "nothing was measured"
 
 
 def _find(name: str, data: str, channels: int, seed: int) -> Callable[[], Any]:
@@ -172,20 +177,26 @@ def _network(build: Callable[[], Any], options: dict[str, Any], batch: Batch, lo
 
 
 def _train(network: nn.Module, batches: Iterator[Batch], loss: Loss, run: _Run) -> None:
-    from torch.optim import SGD
-
     from crossbn.cli.losses import compute_loss
+    from crossbn.lab.training import Training
 
-    optimizer, steps = SGD(network.parameters(), run.settings["learning_rate"], momentum=0.9), run.settings["steps"]
+    def loss_of(model: nn.Module, given: Any, target: Any) -> Tensor:
+        return compute_loss(model, loss, given, target)
+
+    rate, steps = run.settings["learning_rate"], run.settings["steps"]
+    training = Training(network, steps, rate, falls=False, loss=loss_of)
     # One step more than asked for, so that a measurement after the last one is made.
     for step in track(range(steps + 1), "training", console=Console(stderr=True), transient=True):
-        given, target = next(batches)
-        if run.probe.step(given):
+        batch = next(batches)
+        if run.probe.step(batch[0]):
             run.keep()
         if step < steps:
-            optimizer.zero_grad()
-            compute_loss(network, loss, given, target).backward()
-            optimizer.step()
+            training.step(batch)
+            if not math.isfinite(training.losses[-1]):
+                raise MistakeError(
+                    f"the loss is not finite in step {step + 1}: a learning rate below {rate:g} may help, or a larger "
+                    f"batch; {run.kept}"
+                )
 
 
 def _tell(run: _Run, verbose: bool) -> None:
@@ -194,7 +205,7 @@ def _tell(run: _Run, verbose: bool) -> None:
     from crossbn.lab.fidelity.records import average_causes
     from crossbn.lab.report.fidelity_section import plot_fidelity  # matplotlib is slow to import
     from crossbn.lab.report.fidelity_table import COLUMNS, caption, cause_table, fidelity_tables
-    from crossbn.lab.report.figure import save_png
+    from crossbn.lab.report.markdown import write_markdown
 
     probe, output = run.probe, run.path.parent
     tables, causes = fidelity_tables(probe.records), []
@@ -202,9 +213,8 @@ def _tell(run: _Run, verbose: bool) -> None:
         causes = [cause_table(average_causes(probe.causes, parts)) for parts in (_DEPTHS, None)]
     sentence = verdict(probe.records, probe.causes, run.settings["window"], run.settings["burn_in"])
     text = caption(probe.records, probe.left_out, _context(run))
-    page = "\n\n".join([sentence, *(table.markdown() for table in [*tables, *causes]), text])
-    (output / "table.md").write_text(f"{page}\n", encoding="utf-8")
-    save_png(plot_fidelity(probe.records), output / "fidelity.png")
+    pictures = {"fidelity.png": lambda: plot_fidelity(probe.records)}
+    write_markdown(output / "table.md", [sentence, *tables, *causes, text], pictures, anew=True)
     print_texts(sentence)
     print_tables(tables if verbose else tables[:1], COLUMNS)
     print_tables(causes if verbose else causes[:1])
@@ -229,26 +239,8 @@ def _context(run: _Run) -> dict[str, str]:
 
 
 @contextmanager
-def _interruption_told(path: Path) -> Iterator[None]:
+def _interruption_told(run: _Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"interrupted; {path} has what was measured until then" if path.exists() else _NOTHING)
-
-
-_NOTHING = "interrupted; nothing was measured"
-
-
-@contextmanager
-def _mistakes_told() -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
-    from crossbn.lab.data import DataError
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail(_NOTHING)
-    except (DataError, MistakeError, files.RecordError) as error:
-        fail(str(error))
-    except OSError as error:  # decoders raise theirs without a number
-        fail(f"{error.strerror}: {error.filename}" if error.strerror else str(error).partition("\n")[0])
+        fail(f"interrupted; {run.kept}")

@@ -1,7 +1,6 @@
 """What options name: functions of one's own, networks, devices; and the mistakes that users make with them."""
 
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any
 
 import typer
 
-from crossbn.lab import environment
+from crossbn.lab import environment, functions
 
 
 class MistakeError(Exception):
@@ -41,18 +40,8 @@ def find_function(name: str, option: str, arguments: int) -> Callable[..., Any]:
         typer.BadParameter: if there is none.
     """
     look_here()
-    try:
-        found = pkgutil.resolve_name(name)
-    except ImportError as error:
-        raise typer.BadParameter(f"{name!r} cannot be imported: {error}", param_hint=option) from None
-    except AttributeError:
-        module, _, attribute = name.partition(":")
-        raise typer.BadParameter(f"the module {module!r} has no {attribute!r}", param_hint=option) from None
-    except ValueError:
-        raise typer.BadParameter(f"{name!r} is not package.module:function", param_hint=option) from None
-    if not callable(found):
-        problem = f"{name!r} is of {type(found)}, which cannot be called: a function would return it"
-        raise typer.BadParameter(problem, param_hint=option)
+    with refused(option):
+        found = functions.find_function(name)
     if not _takes(found, arguments):
         count = {0: "no arguments", 1: "one argument"}.get(arguments, f"{arguments} arguments")
         problem = f"{name!r} cannot be called with {count}: its signature is {inspect.signature(found)}"

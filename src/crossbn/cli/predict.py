@@ -7,7 +7,7 @@ import typer
 from rich.progress import track
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail
+from crossbn.cli.printing import mistakes_told
 from crossbn.lab.data import DataError
 from crossbn.lab.recipes.recipe import RecipeError
 
@@ -29,17 +29,10 @@ def predict(
     from crossbn.lab.recipes.detection import predicting
 
     file = checkpoint / "last.ckpt" if checkpoint.is_dir() else checkpoint
-    try:
+    with mistakes_told(RecipeError, DataError, interrupted=f"{output} has the images that were done"):
         if not file.is_file():
             raise RecipeError(f"there is no checkpoint {file}")
         total = len(predicting.list_images(images))
         events = predicting.predict(file, images, output, score)
         counts = [len(found.names) for _, found in track(events, "drawing", total, disable=total < 3)]
-    except KeyboardInterrupt:
-        typer.echo(f"crossbn: interrupted; {output} has the images that were done", err=True)
-        raise typer.Exit(130) from None
-    except (RecipeError, DataError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
     typer.echo(f"{sum(counts):,} objects in {total:,} images. {output} has the drawings and objects.jsonl.")

@@ -1,19 +1,18 @@
 """Runs of an experiment, shown as they go."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
-from crossbn.cli.printing import fail
+from crossbn.cli import printing
 from crossbn.lab.experiments import runner
 from crossbn.lab.experiments.estimates import in_words
 from crossbn.lab.experiments.experiment import Experiment, UnavailableError
 from crossbn.lab.experiments.workers import WorkerError
-from crossbn.lab.records import DamagedError, Record, RecordError, Task, locked
+from crossbn.lab.records import Record, Task, locked
 
 
 def complete(experiment: Experiment, tasks: Sequence[Task], path: Path, fresh: bool) -> list[Record]:
@@ -44,8 +43,7 @@ def complete(experiment: Experiment, tasks: Sequence[Task], path: Path, fresh: b
 
 
 def _carry_on(experiment: Experiment, progress: runner.Progress) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
+    with printing.make_bars() as shown:
         whole = shown.add_task("all runs", total=float(len(progress.todo)))
         bars: dict[str, TaskID] = {}  # of the runs under way
         with closing(runner.carry_on(experiment, progress)) as events:
@@ -68,17 +66,7 @@ def _outcome(record: Record) -> str:
     return f"{told}done in {in_words(record.values['seconds'])}"
 
 
-@contextmanager
-def mistakes_told() -> Iterator[None]:
+def mistakes_told() -> AbstractContextManager[None]:
     """End the command with a sentence for what is not the program's fault."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("crossbn: interrupted; the same command again does the runs that are missing", err=True)
-        raise typer.Exit(130) from None
-    except DamagedError as error:
-        fail(f"{error}; --fresh starts anew")
-    except (RecordError, UnavailableError, WorkerError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
+    again = "the same command again does the runs that are missing"
+    return printing.mistakes_told(UnavailableError, WorkerError, interrupted=again, fresh=True)

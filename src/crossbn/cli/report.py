@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from crossbn.cli.extras import require
-from crossbn.cli.printing import fail
-from crossbn.lab.records import RecordError
+from crossbn.cli.printing import mistakes_told
+from crossbn.lab.records import write_whole
 
 
 def report(
@@ -27,14 +27,10 @@ def report(
     from crossbn.lab.report.folder import make_page  # matplotlib is slow to import
 
     path = output or folder / "report.html"
-    try:
+    with mistakes_told(interrupted="nothing was written"):
         page = make_page(folder, title)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page.html(), encoding="utf-8")
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")
-    except RecordError as error:
-        fail(str(error))
+        write_whole(path, page.html().encode())
     for problem in page.problems:
         typer.echo(f"crossbn: {problem}", err=True)
     typer.echo("\n- ".join([f"{path} shows:", *(section.title for section in page.sections)]))

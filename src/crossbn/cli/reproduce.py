@@ -24,7 +24,7 @@ from crossbn.lab.records import Record, Task, by_name, on_their_data, read
 from crossbn.lab.report.comparison import comparison_table, surroundings
 from crossbn.lab.report.context import in_text
 from crossbn.lab.report.experiment_figures import FIGURES
-from crossbn.lab.report.figure import save_png
+from crossbn.lab.report.markdown import write_markdown
 from crossbn.lab.report.table import Table
 
 _MOST_ROWS = 30  # of a plan, so that it fits a screen
@@ -121,16 +121,16 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     """Print a line for each cell: how many of its runs are to do, and about how long they take."""
     todo = {task.key for task in progress.todo}
     cells: dict[str, list[Task]] = {}
-    for task in progress.tasks:
+    for task in sorted(progress.tasks, key=lambda task: task.key not in todo):  # what is to do comes first
         cells.setdefault(task.name, []).append(task)
-    seconds = {name: experiment.estimate_seconds(tasks[0]) for name, tasks in cells.items()}
+    seconds = progress.seconds(experiment.estimate_seconds)
     first = progress.tasks[0].settings
     shared = [name for name in first if all(task.settings.get(name) == first[name] for task in progress.tasks)]
     rows = []
     for name, tasks in list(cells.items())[:_MOST_ROWS]:
         missing = sum(task.key in todo for task in tasks)
         own = {key: value for key, value in tasks[0].settings.items() if key not in shared}
-        about = in_words(missing * seconds[name]) if missing else "done"
+        about = in_words(missing * seconds[tasks[0].cell]) if missing else "done"
         rows.append((name, f"{missing} of {len(tasks)}", about, _describe(own)))
     room = Console().width - sum(max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]) - _FRAME
     most = 4 if room >= _LEAST_SETTINGS else 3  # columns: a name says what differs, too
@@ -141,7 +141,7 @@ def _print_plan(experiment: Experiment, progress: runner.Progress) -> None:
     if shared:
         typer.echo(f"All runs: {_describe({name: first[name] for name in shared})}.")
     processes = runner.processes_of(experiment)
-    each = [seconds[task.name] for task in progress.todo]
+    each = [seconds[task.cell] for task in progress.todo]
     total = in_words(max(sum(each) / processes, *each, 0.0))
     beside = f", {processes} at once" if processes > 1 else ""
     typer.echo(f"{len(todo)} of {len(progress.tasks)} runs to do{beside}: about {total} on this machine.")
@@ -176,11 +176,7 @@ def _write(
     experiment, path = EXPERIMENTS[name], folder / f"{name}-{scale.value}.md"
     title = f"{experiment.title} ({scale.value} scale)"
     table = comparison_table(title, experiment.measures, experiment.rows(records))
-    picture = path.with_suffix(".png") if name in FIGURES else None
-    shown = [] if picture is None else [f"![{title}]({picture.name})"]
-    text = "\n\n".join([table.markdown(), *shown, *notes]) + "\n"
-    is_written = path.exists() and path.read_text(encoding="utf-8") == text
-    if picture is not None and (anew or not is_written or not picture.exists()):
-        save_png(FIGURES[name](records), picture)  # which imports matplotlib: that takes a second
-    path.write_text(text, encoding="utf-8")
+    pictures = {path.with_suffix(".png").name: lambda: FIGURES[name](records)} if name in FIGURES else {}
+    shown = [f"![{title}]({picture})" for picture in pictures]
+    write_markdown(path, [table, *shown, *notes], pictures, anew)
     return table

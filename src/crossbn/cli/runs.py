@@ -5,52 +5,63 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 
 from crossbn.cli.named import look_here
-from crossbn.cli.printing import fail
+from crossbn.cli.printing import fail, make_bars, mistakes_told
 from crossbn.lab.data import DataError
 from crossbn.lab.models import ModelError
 from crossbn.lab.progress import Progress as News
 from crossbn.lab.recipes.machine import Machine
-from crossbn.lab.recipes.recipe import DivergedError, OtherRunError, OutcomeT, RecipeError, TrainingRecipe
+from crossbn.lab.recipes.recipe import (
+    PRECISIONS,
+    DivergedError,
+    OtherRunError,
+    OutcomeT,
+    RecipeError,
+    TrainingRecipe,
+)
 from crossbn.lab.recipes.training import RECORD, finished, train
 from crossbn.lab.records import RecordError
 
 Describe = Callable[[Any], str]
 """Returns the line for a point of the curve."""
 
-NormOptions = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
-Window = Annotated[int | None, typer.Option(min=1, help="Forwards to pool.", show_default="16 / batch size, at most 8")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward and process.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training images.")]
-BurnIn = Annotated[float, typer.Option(min=0, help="Of window 1 first.")]
-Momentum = Annotated[float, typer.Option(min=0, help="Of SGD.")]
-WeightDecay = Annotated[float, typer.Option(min=0, help="On all parameters that are trained.")]
-Accumulate = Annotated[int, typer.Option(min=1, help="Forwards of a step.")]
-Precision = Annotated[str, typer.Option(help="32, bf16-mixed, 16-mixed or 64.")]
-TrainImages = Annotated[int | None, typer.Option(min=1, help="To train on.", show_default="all")]
-TestImages = Annotated[int | None, typer.Option(min=1, help="To test on.", show_default="all")]
-Seed = Annotated[int, typer.Option(help="Of weights, order and what is random in preparing images.")]
-Points = Annotated[int | None, typer.Option(min=1, help="How often to test.", show_default="after each epoch")]
-SwitchNorm = Annotated[str | None, typer.Option(help="Another norm from --switch-epoch on.")]
-SwitchEpoch = Annotated[float, typer.Option(min=0, help="When to switch.")]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
-Devices = Annotated[int | None, typer.Option(min=1, help="Processes on each machine.", show_default="1, or torchrun's")]
-Nodes = Annotated[int | None, typer.Option(min=1, help="Machines.", show_default="1, or torchrun's")]
-Strategy = Annotated[str, typer.Option(help="As Lightning names it; auto or a kind of ddp.")]
+of_norm, of_training, of_images, of_machine = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Norm", "Training", "Images", "Machine")
+)
+"""Options in their panel of the help."""
+NormOptions = Annotated[list[str] | None, of_norm(metavar="NAME=VALUE", help="Of the norm; may be repeated.")]
+Window = Annotated[int | None, of_norm(min=1, help="Forwards to pool.", show_default="16 / batch size, at most 8")]
+BatchSize = Annotated[int, of_training(min=1, help="Images per forward and process.")]
+Epochs = Annotated[int, of_training(min=1, help="Passes over the training images.")]
+BurnIn = Annotated[float, of_norm(min=0, help="Of window 1 first.")]
+Momentum = Annotated[float, of_training(min=0, help="Of SGD.")]
+WeightDecay = Annotated[float, of_training(min=0, help="On all parameters that are trained.")]
+Accumulate = Annotated[int, of_training(min=1, help="Forwards of a step.")]
+Precision = Annotated[str, of_training(help=f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.")]
+TrainImages = Annotated[int | None, of_images(min=1, help="To train on.", show_default="all")]
+TestImages = Annotated[int | None, of_images(min=1, help="To test on.", show_default="all")]
+Seed = Annotated[int, of_training(help="Of weights, order and what is random in preparing images.")]
+Points = Annotated[int | None, of_images(min=1, help="How often to test.", show_default="after each epoch")]
+SwitchNorm = Annotated[str | None, of_norm(help="Another norm from --switch-epoch on.")]
+SwitchEpoch = Annotated[float, of_norm(min=0, help="When to switch.")]
+Accelerator = Annotated[str, of_machine(help="auto, cpu or gpu.")]
+Devices = Annotated[int | None, of_machine(min=1, help="Processes on each machine.", show_default="1, or torchrun's")]
+Nodes = Annotated[int | None, of_machine(min=1, help="Machines.", show_default="1, or torchrun's")]
+Strategy = Annotated[str, of_machine(help="As Lightning names it; auto or a kind of ddp.")]
 Workers = Annotated[
-    int | None, typer.Option(min=0, help="Processes that prepare images.", show_default="as the data needs")
+    int | None, of_machine(min=0, help="Processes that prepare images.", show_default="as the data needs")
 ]
-CheckpointMinutes = Annotated[float, typer.Option(min=0, help="Between checkpoints in an epoch.")]
+CheckpointMinutes = Annotated[float, of_machine(min=0, help="Between checkpoints in an epoch.")]
 Output = Annotated[Path, typer.Option("--output", "--out", file_okay=False, help="Directory of the run.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever the directory has.")]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Train on when the loss is not finite any more.")]
+KeepGoing = Annotated[bool, of_training("--keep-going", help="Train on when the loss is not finite any more.")]
 
 
 def parse_options(given: Sequence[str] | None, hint: str) -> dict[str, Any]:
@@ -92,13 +103,15 @@ def carry_out(
         fresh: whether the training begins anew.
         describe: returns the line for a point of the curve.
     """
-    with _mistakes_told(output):
+    again = f"the same command goes on from {output}"
+    with mistakes_told(RecipeError, ModelError, DataError, interrupted=again), _remedies_told():
         # This comes first: whoever asks for a run that is finished waits for nothing else.
         if not fresh and (known := _finished(recipe, output, machine)) is not None:
             typer.echo(f"{output / RECORD} is there: the run had been finished, --fresh trains anew.", err=True)
             return known
         look_here()  # for a model of the user's own
         with told_as_usage():
+            recipe.check_data()
             recipe.check_model()
         if not is_first():
             return train(recipe, output, machine=machine, fresh=fresh)
@@ -129,10 +142,8 @@ class _Shown(logging.Handler):
 
     def __init__(self, title: str, epochs: int, describe: Describe) -> None:
         super().__init__(logging.INFO)
-        columns = (TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn())
-        times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
         self.title, self.epochs, self.describe = title, epochs, describe
-        self.progress = Progress(*columns, *times, console=Console(stderr=True))
+        self.progress = make_bars(TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
         self.bar = self.progress.add_task(title, total=1.0)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -166,18 +177,11 @@ def _shown(shown: _Shown) -> Iterator[Callable[[Any], None]]:
 
 
 @contextmanager
-def _mistakes_told(output: Path) -> Iterator[None]:
-    """End the command with a sentence for what is not the program's fault."""
+def _remedies_told() -> Iterator[None]:
+    """Say what helps if a run cannot begin or go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(f"crossbn: interrupted; the same command goes on from {output}", err=True)
-        raise typer.Exit(130) from None
     except OtherRunError as error:
         fail(f"{error}; --output names another directory, --fresh begins anew")
     except DivergedError as error:
         fail(f"{error}; --keep-going trains on")
-    except (RecipeError, ModelError, DataError, RecordError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.strerror}: {error.filename}")

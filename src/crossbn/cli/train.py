@@ -26,10 +26,10 @@ def classify(
             "package.module:function."
         ),
     ] = "resnet20",
-    norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORM_NAMES)}.")] = "cbn",
+    norm: Annotated[str, runs.of_norm(help=f"One of {', '.join(NORM_NAMES)}.")] = "cbn",
     data: Annotated[
         str,
-        typer.Option(
+        runs.of_images(
             help=f"One of {', '.join(names_of('pictures', 'folders'))}, or a folder with train and val in it."
         ),
     ] = "cifar10",
@@ -37,11 +37,11 @@ def classify(
     epochs: runs.Epochs = 100,
     width: Annotated[int, typer.Option(min=1, help="Of a small network, channels of its first stage.")] = 16,
     norm_option: runs.NormOptions = None,
-    reparametrize: Annotated[str | None, typer.Option(help="Of weights: wn or ws.")] = None,
+    reparametrize: Annotated[str | None, runs.of_norm(help="Of weights: wn or ws.")] = None,
     window: runs.Window = None,
     burn_in_epochs: runs.BurnIn = 0.0,
     lr: Annotated[
-        float | None, typer.Option(min=0, help="At the beginning.", show_default="0.1 * batch size / 32")
+        float | None, runs.of_training(min=0, help="At the beginning.", show_default="0.1 * batch size / 32")
     ] = None,
     momentum: runs.Momentum = 0.9,
     weight_decay: runs.WeightDecay = 1e-4,
@@ -49,8 +49,10 @@ def classify(
     precision: runs.Precision = "32",
     train_images: runs.TrainImages = None,
     test_images: runs.TestImages = None,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Height and width.", show_default="the data's")] = None,
-    augment: Annotated[bool, typer.Option(help="Crop and mirror training images at random.")] = True,
+    image_size: Annotated[
+        int | None, runs.of_images(min=1, help="Height and width.", show_default="the data's")
+    ] = None,
+    augment: Annotated[bool, runs.of_images(help="Crop and mirror training images at random.")] = True,
     seed: runs.Seed = 0,
     points: runs.Points = None,
     switch_norm: runs.SwitchNorm = None,

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Protocol
 
+from crossbn.lab.functions import FunctionError, find_function
 from crossbn.messages import no_such
 
 if TYPE_CHECKING:  # a name can be looked at without it
@@ -110,29 +110,26 @@ def build_network(name: str, channels: int, classes: int, width: int = 16, seed:
     return network
 
 
-def check_model(name: str) -> None:
-    """Raise ModelError if there is no network of that name, or if it has no BatchNorm, without making its weights."""
+def check_model(name: str, width: int = 16) -> nn.Module | None:
+    """Return a network without its weights; None for one of the user's own, which is not called.
+
+    Raises:
+        ModelError: if there is no network of that name, or it has no BatchNorm.
+    """
     if ":" in name or name == PRETRAINED:
         find_model(name)  # what it does when it is called is its own affair
-        return
+        return None
     import torch
 
     with torch.device("meta"):
-        build_network(name, 3, 10)
+        return build_network(name, 3, 10, width)
 
 
 def _given(name: str) -> Build:
-    module_name, _, attribute = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; one that it imports is not
-        raise ModelError(f"there is no module {error.name!r} for the model {name!r}") from None
-    except AttributeError:
-        raise ModelError(f"the module {module_name!r} has no {attribute!r}") from None
-    if not callable(function):
-        raise ModelError(f"{name!r} is {function!r}, which cannot be called")
+        function = find_function(name)
+    except FunctionError as error:
+        raise ModelError(str(error)) from None
     try:
         takes_classes = "num_classes" in inspect.signature(function).parameters
     except ValueError:  # of a builtin that does not tell

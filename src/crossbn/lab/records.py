@@ -4,13 +4,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from crossbn.lab import environment
+from crossbn.lab.earlier_records import translate
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 """What reading a line may raise that is not JSON, lacks a field, or has something else in one."""
@@ -97,7 +98,7 @@ class Record(Task):
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("a record is an object")
-        record = cls(**(found if "environment" in found else _translate(found)))
+        record = cls(**(found if "environment" in found else translate(found)))
         return replace(record, name=re.sub(*_RENAMED, record.name)) if "fast BN" in str(record.name) else record
 
 
@@ -150,14 +151,43 @@ def read(path: Path) -> list[Record]:
     return records
 
 
+def replace_in(path: Path, record: Record) -> None:
+    """Let the file, which need not exist yet, have a record in place of those of the same work; others stay.
+
+    Raises:
+        RecordError: if it cannot be written; the file is what it was.
+    """
+    write_whole(path, _without(path, [record]) + f"{record.to_json()}\n".encode())
+
+
 def forget(path: Path, tasks: Iterable[Task]) -> None:
     """Take the records of `tasks`, and what is no record, out of a file; those of other work stay."""
-    if not path.exists():
-        return
-    keys = {task.key for task in tasks}
-    kept = path.with_suffix(".new")
-    kept.write_bytes(b"".join(line for line in path.read_bytes().splitlines(keepends=True) if _is_other(line, keys)))
-    kept.replace(path)  # at once: an interruption leaves one of the two
+    if path.exists():
+        write_whole(path, _without(path, tasks))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Let a file have this content; an interruption or a full disk leaves what it had.
+
+    Raises:
+        RecordError: if it cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _without(path: Path, tasks: Iterable[Task]) -> bytes:
+    keys, lines = {task.key for task in tasks}, path.read_bytes().splitlines() if path.exists() else []
+    return b"".join(line + b"\n" for line in lines if _is_other(line, keys))
 
 
 def _is_other(line: bytes, keys: set[str]) -> bool:
@@ -215,65 +245,3 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _translate(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record of an earlier shape: the first of `_EARLIER` that fits."""
-    made = {name: found.pop(name) for name in ("versions", "machine", "commit") if name in found}
-    for marks, translate in _EARLIER:
-        if marks <= found.keys():
-            return {**translate(found), "environment": made}
-    raise ValueError("no record has these fields")
-
-
-def _of_table(found: dict[str, Any]) -> dict[str, Any]:
-    values = {**found["values"], "seconds": found["seconds"]}
-    return {
-        "kind": found["experiment"],
-        "values": values,
-        **{name: found[name] for name in ("name", "seed", "settings")},
-    }
-
-
-def _of_demo(found: dict[str, Any]) -> dict[str, Any]:
-    told = {name: found[name] for name in ("norm", "batch_size", "window")}
-    curve = [{"epoch": epoch, "test_accuracy": accuracy} for epoch, accuracy in found["curve"]]
-    values = {"accuracy": found["curve"][-1][1], "curve": curve}
-    values |= {name: found[name] for name in ("test_images", "seconds")}
-    return {
-        **{"kind": "demo", "name": found["name"], "seed": found["seed"]},
-        **{"settings": {**told, **found["settings"]}, "values": values},
-    }
-
-
-def _of(kind: str, *outcome: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the translation of a shape in which settings and values stood side by side."""
-
-    def translate(found: dict[str, Any]) -> dict[str, Any]:
-        settings = {name: value for name, value in found.items() if name not in (*outcome, "seed", "kind")}
-        values = {name: found[name] for name in outcome if name in found}
-        return {"kind": kind, "name": "", "seed": found.get("seed", 0), "settings": settings, "values": values}
-
-    return translate
-
-
-_TRAINED = ("curve", "tested_images", "seconds", "seconds_per_step", "window_used", "learning_rate_used")
-_EARLIER: tuple[tuple[frozenset[str], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
-    (frozenset({"experiment", "norm", "window", "curve", "test_images"}), _of_demo),
-    (frozenset({"experiment", "name", "seed", "settings", "values"}), _of_table),
-    (frozenset({"curve", "scores", "waiting_share"}), _of("detect", "scores", "waiting_share", *_TRAINED)),
-    (frozenset({"curve", "seconds", "accuracy"}), _of("classify", "accuracy", *_TRAINED)),
-    (
-        frozenset({"model", "norm", "timings", "peak_bytes"}),
-        _of("cost", "timings", "peak_bytes", "history_bytes", "paired_weight_bytes", "network_flops", "norm_flops"),
-    ),
-    (
-        frozenset({"step", "layer", "age", "truth"}),
-        _of(
-            *("diagnose", "channels", "naive_mean_error", "compensated_mean_error", "naive_var_error"),
-            *("compensated_var_error", "batch_noise", "invalid", "explained_mean", "explained_var"),
-        ),
-    ),
-    (frozenset({"kind", "findings", "verdict"}), _of("check", "findings", "verdict")),
-)
-"""Fields that an earlier shape has together, and its translation."""

@@ -1,9 +1,10 @@
 """The plain training loop of everything that is not a recipe: SGD, a step at a time."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,14 @@ def draw(images: int, batch_size: int) -> Iterator[Tensor]:
         yield from torch.randperm(images)[: images // batch_size * batch_size].split(batch_size)
 
 
+def cross_entropy(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the cross-entropy of what a classifier says of images."""
+    return F.cross_entropy(model(images), classes)
+
+
 @dataclass
 class Training:
-    """A model that is trained on cross-entropy by SGD, for as many steps as somebody calls `step`.
+    """A model that is trained by SGD, for as many steps as somebody calls `step`.
 
     Attributes:
         model: on the device that it is trained on.
@@ -35,6 +41,7 @@ class Training:
         momentum: of SGD.
         weight_decay: on all parameters.
         falls: whether the learning rate falls linearly, to 0 after the last step.
+        loss: of the model, an input and its target.
         watch: told of every step.
         losses: of the steps so far.
         seconds: of the steps so far, without the wait for their images.
@@ -46,6 +53,7 @@ class Training:
     momentum: float = 0.9
     weight_decay: float = 0.0
     falls: bool = True
+    loss: Callable[[nn.Module, Any, Any], Tensor] = cross_entropy
     watch: Watch = lambda _: None
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -57,11 +65,11 @@ class Training:
         end = 0.0 if self.falls else 1.0
         self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, end, total_iters=self.steps)
 
-    def step(self, batch: Batch) -> None:
-        """Train on a batch."""
-        images, classes = (each.to(self.device) for each in batch)
+    def step(self, batch: tuple[Any, Any]) -> None:
+        """Train on a batch, an input and its target; tensors are brought to the model's device."""
+        given, target = (each.to(self.device) if isinstance(each, Tensor) else each for each in batch)
         started = time.perf_counter()
-        loss = F.cross_entropy(self.model(images), classes)
+        loss = self.loss(self.model, given, target)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -10,8 +10,15 @@ from torch import nn
 from crossbn.lab.data import DataError
 from crossbn.lab.experiments import classification
 from crossbn.lab.experiments.cells import Cell, cbn, exact, plain
-from crossbn.lab.experiments.classification import check, make_tasks, recipe_of, scale_of, settings_of, work
-from crossbn.lab.experiments.classification_estimates import estimate_seconds
+from crossbn.lab.experiments.classification import (
+    check,
+    estimate_seconds,
+    make_tasks,
+    recipe_of,
+    scale_of,
+    settings_of,
+    work,
+)
 from crossbn.lab.experiments.experiment import Scale, UnavailableError
 from crossbn.lab.fidelity.bound import ExactWindow
 from crossbn.lab.progress import Progress

@@ -81,10 +81,6 @@ def small(norm: str, **options: int) -> tuple[Demo, Task]:
     return demo, next(each for each in reversed(demo.configs(Scale.SMALL, 1)) if each.settings["norm"] == norm)
 
 
-def test_last_map_is_1_by_1() -> None:
-    assert build_model("bn", 1)[:-2](torch.zeros(3, 1, 8, 8)).shape == (3, 64, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("norm", "kind"), [("bn", nn.BatchNorm2d), ("gn", nn.GroupNorm), ("cbn", CrossIterBatchNorm2d)]
 )

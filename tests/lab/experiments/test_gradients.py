@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from crossbn.lab.data import FOLDER_VARIABLE
-from crossbn.lab.experiments.estimates import count_forward_flops, in_words
 from crossbn.lab.experiments.experiment import Scale, UnavailableError
 from crossbn.lab.experiments.gradients import Gradients, build_classifier
 from crossbn.lab.experiments.pictures import batches
@@ -92,11 +91,3 @@ def test_the_paper_s_training_needs_imagenet(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "imagenet" / "train" / "dogs").mkdir(parents=True)
     with pytest.raises(UnavailableError, match="has 1 classes in place of ImageNet's 1000"):
         gradients.check(tasks)
-
-
-def test_estimates() -> None:
-    flops = count_forward_flops(lambda: torch.nn.Conv2d(2, 3, 3, padding=1), (2, 4, 5))
-    assert flops == 2 * 3 * 2 * 9 * 20
-    assert [in_words(each) for each in (0.2, 80, 5400, 20000, 1e6, 1e8)] == [
-        *("1 s", "80 s", "90 min", "6 h", "12 days", "3.2 years")
-    ]

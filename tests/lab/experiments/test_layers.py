@@ -91,7 +91,7 @@ def test_a_real_run_of_each_norm() -> None:
 
 def test_estimates_tell_that_two_layers_are_slow() -> None:
     bn, naive, one, two = map(layers.estimate_seconds, layers.configs(Scale.SMALL))
-    assert bn == naive == one < two < 900
+    assert bn == naive == one < two < 1800
 
 
 def test_the_paper_s_training_needs_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,15 @@ def test_records_of_other_software_are_shown_and_done_again(tmp_path: Path) -> N
     assert (progress.todo, progress.shown) == ([], [made])
 
 
+def test_runs_take_as_long_as_those_of_their_cell_have_taken(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    one, two = pretended.configs(Scale.SMALL)
+    found = [replace(finished(one), seed=seed, values={"seconds": taken}) for seed, taken in ((7, 5.0), (8, 9.0))]
+    append(path, [*found, replace(found[0], settings={"number": 3}, values={"seconds": 1.0})])
+    seconds = Progress.read([one, two], path).seconds(pretended.estimate_seconds)
+    assert seconds == {one.cell: 7.0, two.cell: 120.0}
+
+
 def test_all_seeds_that_there_are_are_shown_whoever_asked_for_them(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     many = pretended.configs(Scale.SMALL, 3)

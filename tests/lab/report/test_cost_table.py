@@ -1,9 +1,9 @@
 from dataclasses import replace
 
-from crossbn.lab.cost.suites import Goal, Ratios
+from crossbn.lab.cost.suites import Goal
 from crossbn.lab.report.cost_table import caption, case_table, suite_table
 from crossbn.lab.report.table import Table
-from tests.lab.cost.handmade import case, records
+from tests.lab.cost.handmade import case, records, timing
 
 
 def test_case_by_hand() -> None:
@@ -42,7 +42,7 @@ def test_large_numbers_are_written_out() -> None:
 
 def test_suite_has_targets_in_brackets() -> None:
     first, second = case(norms=("bn", "cbn")), case(norms=("bn", "cbn"), batch_size=4)
-    goals = [Goal(first, Ratios(train=1.2, history=2.0)), Goal(second, Ratios())]
+    goals = [Goal(first, {"train": 1.2, "history": 2.0}), Goal(second, {})]
     made = records(first, cbn=1.25) + records(second, cbn=1.3)
     table = suite_table(goals, made)
     assert table.rows == (
@@ -67,6 +67,16 @@ def test_suite_has_targets_in_brackets() -> None:
     )
     compiled = [replace(record, compiled=True) for record in made[:2]]
     assert suite_table(goals[:1], made[:2] + compiled).rows[1][0].endswith("window 3, compiled")
+
+
+def test_folded_inference_stands_beside_gns_where_that_has_a_target() -> None:
+    first, second = case(), case(batch_size=4)
+    bn, gn, cbn = records(first, cbn=1.25)
+    cbn = replace(cbn, timings={**cbn.timings, "folded_to_gn": timing(0.9, 0.01)})
+    goals = [Goal(first, {"folded_to_gn": 1.0}), Goal(second, {})]
+    table = suite_table(goals, [bn, gn, cbn, *records(second)])
+    assert table.columns[-1] == "folded / GN's inference"
+    assert [row[-1] for row in table.rows] == ["0.90 ± 0.01 (1.00)", ""]
 
 
 def test_markdown_and_parts() -> None:

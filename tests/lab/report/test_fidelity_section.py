@@ -1,8 +1,11 @@
 """Records of `crossbn diagnose` on a page, of today's shape and of the one before."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+from crossbn.lab.records import append, read
+from crossbn.lab.report.folder import make_page
 from tests.lab.report import on_disk
 from tests.lab.report.sections import only_section
 
@@ -42,3 +45,15 @@ def test_earlier_versions_wrote_settings_beside_the_records(tmp_path: Path) -> N
     assert section.findings == bare.findings
     assert section.settings["Model"] == "tiny"
     assert "Commit" not in section.settings
+
+
+def test_runs_of_a_file_have_a_section_each(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    on_disk.write_diagnosis(path)
+    first = read(path)
+    append(path, [replace(record, settings={**record.settings, "window": 4}) for record in first])
+    sections = make_page(tmp_path).sections
+    titles = [section.title for section in sections]
+    title = "How close remembered statistics of tiny are to the true ones"
+    assert titles == [f"{title}: window 3", f"{title}: window 4"]
+    assert [section.settings["Records"] for section in sections] == ["16 in records.jsonl"] * 2

@@ -53,7 +53,7 @@ def test_order_of_cross_iteration_norms() -> None:
     [
         ("batchnorm", {}, ValueError, "there is no norm 'batchnorm': there are bn, sync_bn, "),
         ("wn", {}, ValueError, "there is no norm 'wn'"),
-        ("gn", {"groups": 5}, ValueError, "8 channels cannot be in 5 groups: give a divisor"),
+        ("gn", {"groups": 5}, ValueError, "8 channels cannot be in 5 groups: give one of 1, 2, 4, 8"),
         ("gn", {"group": 4}, TypeError, "Group Normalization: there is no option 'group': did you mean groups"),
         *[(name, {"dims": 4}, ValueError, "dims must be 1, 2, 3 or None for any, got 4") for name in CONTRACT],
         *[(name, {"colour": 1}, TypeError, "colour") for name in CONTRACT],
@@ -61,7 +61,8 @@ def test_order_of_cross_iteration_norms() -> None:
         ("kn", {"gain": 1.5}, ValueError, "gain must be above 0 and at most 1, got 1.5"),
         ("ssn", {"steps": 0}, ValueError, "0 <= start < stop"),
         ("naive_cbn", {"order": 1}, TypeError, "order"),
-        ("ln", {"groups": 2}, TypeError, "groups"),
+        ("ln", {"groups": 2}, TypeError, "Layer Normalization: there is no option 'groups': there are eps, momentum"),
+        ("bn", {"foo": 1}, TypeError, "there is no option 'foo': there are eps, momentum, affine, track_running_stats"),
     ],
 )
 def test_wrong(name: str, options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -1,35 +1,26 @@
 """Cases that stand for many, with what they should come to."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from crossbn.lab.cost.cases import Case
 from crossbn.lab.cost.records import CostRecord
-
-
-class Ratios(NamedTuple):
-    """CBN relative to BN, as `CostRecord` names what is measured; None where there is nothing to say."""
-
-    train: float | None = None
-    burn_in: float | None = None
-    eval: float | None = None
-    folded: float | None = None
-    history: float | None = None  # what is remembered, relative to the weights of the operators that feed the norms
-    peak: float | None = None
-    folded_to_gn: float | None = None  # folded inference, relative to GN's inference, which nothing folds
-
-    @classmethod
-    def of(cls, cbn: CostRecord, bn: CostRecord) -> "Ratios":
-        """Return the ratios that records of the same case come to."""
-        times = {name: timing.ratio for name, timing in cbn.timings.items()}
-        history = cbn.history_bytes / cbn.paired_weight_bytes if cbn.paired_weight_bytes else None
-        return cls(**times, history=history, peak=cbn.peak_bytes / bn.peak_bytes)
+from crossbn.messages import no_such
 
 
 class Goal(NamedTuple):
-    """A case and the ratios to stay within."""
+    """A case, and what CBN's ratios to BN should stay within, by name as `ratios_of` has them."""
 
     case: Case
-    target: Ratios
+    targets: Mapping[str, float]
+
+
+def ratios_of(cbn: CostRecord, bn: CostRecord) -> dict[str, float]:
+    """Return the ratios that records of the same case come to: times by measure, peak memory, history / weights."""
+    found = {name: timing.ratio for name, timing in cbn.timings.items()} | {"peak": cbn.peak_bytes / bn.peak_bytes}
+    if cbn.paired_weight_bytes:
+        found["history"] = cbn.history_bytes / cbn.paired_weight_bytes
+    return found
 
 
 # model, image size, batch size, window, time of a training step
@@ -61,14 +52,14 @@ def make_suite(name: str, **settings: Any) -> list[Goal]:
         'resnet18, input 3x224x224, batch 4, window 4'
     """
     if name not in SUITES:
-        raise ValueError(f"there is no suite {name!r}, there is {', '.join(SUITES)}")
+        raise ValueError(no_such("suite", name, SUITES))
     targets, norms = _SUITES[name]
-    faster = 1.0 if "gn" in norms else None
+    # In burn-in, in evaluation and folded the layer does what BN does; nothing folds GN.
+    alike = {"burn_in": 1.01, "eval": 1.01, "folded": 1.0, **({"folded_to_gn": 1.0} if "gn" in norms else {})}
     return [
         Goal(
             Case(model, (3, size, size), batch_size, window, norms=norms, **settings),
-            # In burn-in, in evaluation and folded the layer does what BN does.
-            Ratios(train=train, burn_in=1.01, eval=1.01, folded=1.0, history=window - 1.0, folded_to_gn=faster),
+            {"train": train, **alike, "history": window - 1.0},
         )
         for model, size, batch_size, window, train in targets
     ]

@@ -3,8 +3,7 @@
 from crossbn.lab.data.catalogue import DATASETS, names_of
 from crossbn.lab.data.dataset import DataError, DataSet, Pictures, Source
 from crossbn.lab.data.fetching import fetch, load_pictures
-from crossbn.lab.data.imagenet import imagenet_folder
-from crossbn.lab.data.places import FOLDER_VARIABLE, cache_folder, data_folder
+from crossbn.lab.data.places import FOLDER_VARIABLE, cache_folder, data_folder, imagenet_folder
 
 __all__ = [
     "DATASETS",

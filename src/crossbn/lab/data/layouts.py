@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crossbn.lab.data.checking import check, told
-from crossbn.lab.data.dataset import DataError, DataSet, Pictures
+from crossbn.lab.data.dataset import DataError, DataSet, Pictures, check, told
 from crossbn.lab.data.store import Parts, read_store, store_path
 
 if TYPE_CHECKING:

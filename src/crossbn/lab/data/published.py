@@ -1,6 +1,6 @@
 """Download a data set as its authors publish it, with torchvision, into the current folder.
 
-Run by a command line, see `registry`: in a process of its own a timeout for every connection disturbs nobody.
+Run by a command line, see `catalogue`: in a process of its own a timeout for every connection disturbs nobody.
 """
 
 import io

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from crossbn.lab.data.checking import STORE_SUFFIX, told
-from crossbn.lab.data.dataset import Pictures
+from crossbn.lab.data.dataset import STORE_SUFFIX, Pictures, told
 
 Parts = dict[bool, Pictures]
 """What to train on under True, what to test on under False."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crossbn.lab.data import DATASETS, DataError, imagenet_folder, load_pictures
 from crossbn.lab.environment import install_command
 from crossbn.lab.experiments.cells import CROSS_ITERATION, Cell
+from crossbn.lab.experiments.estimates import training_seconds
 from crossbn.lab.experiments.experiment import Scale, UnavailableError, Values
 from crossbn.lab.progress import Progress, Watch
 from crossbn.lab.records import Task
@@ -82,6 +83,21 @@ def check(tasks: Sequence[Task]) -> None:
 def count_images(data: str, wanted: int | None, train: bool = True) -> int:
     """Return how many images a run trains or tests on."""
     return wanted or (DATASETS[data].train_images if train else DATASETS[data].test_images)
+
+
+def estimate_seconds(task: Task) -> float:
+    """Return about how long a run takes on one core: its steps, and the tests on the way."""
+    settings: Any = task.settings
+    data = settings["data"]
+    train, test = count_images(data, settings["train_images"]), count_images(data, settings["test_images"], train=False)
+    steps = settings["epochs"] * (train // settings["batch_size"])
+    pooled = settings["epochs"] - settings["burn_in_epochs"]
+    # Exact statistics let the whole window through the network at each step; other norms the batch.
+    batches = 1 + (settings["window"] - 1) * pooled / settings["epochs"] if settings["gradient"] is not None else 1
+    forwards = 3 * steps * settings["batch_size"] * batches + (settings["points"] or settings["epochs"]) * test
+    calls = steps * (2 if settings["norm"] in CROSS_ITERATION else 1)
+    size = settings["image_size"] or DATASETS[data].image_size
+    return training_seconds(settings["model"], size, calls, forwards, settings["width"])
 
 
 def recipe_of(task: Task) -> "Recipe":

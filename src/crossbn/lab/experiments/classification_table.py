@@ -6,7 +6,6 @@ from typing import Any
 
 from crossbn.lab.experiments import classification, paper
 from crossbn.lab.experiments.cells import Cell
-from crossbn.lab.experiments.classification_estimates import estimate_seconds
 from crossbn.lab.experiments.experiment import Comparison, Measure, Scale
 from crossbn.lab.experiments.table import Specification, list_rows
 from crossbn.lab.records import Record, Task, by_name
@@ -30,7 +29,7 @@ class Table(Specification):
 
     kind = classification.KIND
     # Functions of a module, so that another process can find them.
-    estimate_seconds = staticmethod(estimate_seconds)
+    estimate_seconds = staticmethod(classification.estimate_seconds)
     check = staticmethod(classification.check)
     work = staticmethod(classification.work)
 

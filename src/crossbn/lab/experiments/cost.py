@@ -8,10 +8,9 @@ from typing import Any
 from crossbn.lab.cost import Case, CostRecord, Precision, find_baseline
 from crossbn.lab.environment import best_device, usable_cores
 from crossbn.lab.experiments import paper
-from crossbn.lab.experiments.estimates import count_forward_flops, measure_flops_per_second
+from crossbn.lab.experiments.estimates import training_seconds
 from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, Values
 from crossbn.lab.experiments.notes import notes_of
-from crossbn.lab.models import find_model
 from crossbn.lab.progress import Progress, Watch
 from crossbn.lab.records import Record, Task, by_name
 from crossbn.lab.statistics import Spread
@@ -66,8 +65,8 @@ class Cost:
     def estimate_seconds(self, task: Task) -> float:
         """Return the time of the fewest rounds, with those to warm up; a restless machine takes more of them."""
         case = case_of(task)
-        forward = case.batch_size * count_forward_flops(find_model(case.model), case.input_shape)
-        return forward * _FORWARDS_A_ROUND * (_ROUNDS + case.window) / measure_flops_per_second(case.threads)
+        images = case.batch_size * _FORWARDS_A_ROUND * (_ROUNDS + case.window)
+        return training_seconds(case.model, case.input_shape[-1], 0, images)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Nothing can be missing: the networks are torchvision's, the images random."""

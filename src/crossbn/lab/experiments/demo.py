@@ -6,7 +6,6 @@ to the batch size, as in the paper, so a run differs from the ceiling in its bat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -32,20 +31,12 @@ _NORMS = ("bn", "gn", "cbn")
 
 
 def build_model(norm: str, window: int) -> "nn.Sequential":
-    """Return a small residual network for images [N, 1, 8, 8]; equal seeds give equal weights, whatever the norm.
-
-    Its maps shrink to 1 by 1, so that in the last block a channel has as many values as the batch has images: the case
-    that is hardest on statistics of one batch.
-    """
-    from torch import nn
-
+    """Return `digits_resnet` with a norm; equal seeds give equal weights, whatever the norm."""
     from crossbn.convert import convert_
-    from crossbn.lab.networks import Block
+    from crossbn.lab.networks import digits_resnet
     from crossbn.swap import swap_norm_
 
-    stem = [nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    blocks = [Block(before, channels, stride=2) for before, channels in pairwise((16, 16, 32, 64))]
-    model = nn.Sequential(*stem, *blocks, nn.Flatten(), nn.Linear(64, 10))
+    model = digits_resnet()
     if norm == "gn":
         swap_norm_(model, "gn", groups=8)
     elif norm == "cbn":

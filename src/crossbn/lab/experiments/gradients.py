@@ -5,7 +5,6 @@ statistics depend less on the weights before.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from crossbn.lab.data import DATASETS
 from crossbn.lab.environment import best_device
 from crossbn.lab.experiments import paper
 from crossbn.lab.experiments.classification import pool_head
-from crossbn.lab.experiments.estimates import count_forward_flops, measure_flops_per_second
+from crossbn.lab.experiments.estimates import training_seconds
 from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, Values
 from crossbn.lab.experiments.notes import notes_of
 from crossbn.lab.experiments.table import list_rows
@@ -30,8 +29,6 @@ _SMALL_SIZES = {"ResNet-18": 64, "VGG-16": 32, "Inception-v3": 75}
 _EPOCHS = 90
 # A projection goes back through three layers, weights and inputs: in forward passes, for both moments.
 _FORWARDS_A_PROBE = 2 * 3 * 2
-# Real networks against the convolution that the speed is taken from: norms, activations, the optimizer.
-_OVERHEAD = 2.0
 
 
 def build_classifier(settings: Any, seed: int = 0) -> "nn.Module":
@@ -92,10 +89,9 @@ class Gradients:
     def estimate_seconds(self, task: Task) -> float:
         """Return about how long a run takes: three forward passes a step, and the projections."""
         settings: Any = task.settings
-        size = settings["image_size"]
-        forward = settings["batch_size"] * count_forward_flops(partial(build_classifier, settings), (3, size, size))
         looks = (settings["looks"] + 1) * settings["probes"] * _FORWARDS_A_PROBE
-        return _OVERHEAD * forward * (3 * settings["steps"] + looks) / measure_flops_per_second(1)
+        images = settings["batch_size"] * (3 * settings["steps"] + looks)
+        return training_seconds(settings["model"], settings["image_size"], settings["steps"], images)
 
     def work(self, task: Task, watch: Watch, _: Path | None = None, /) -> Values:
         """Train, and look before, on the way and at the end: at the batch that comes next, with today's weights."""

@@ -5,7 +5,6 @@ gradients towards them are as small as the appendix has it, that changes little 
 """
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from crossbn.lab.data import DATASETS
 from crossbn.lab.environment import best_device
 from crossbn.lab.experiments.demo import CEILING_BATCH_SIZE, LEARNING_RATE
-from crossbn.lab.experiments.estimates import count_forward_flops, measure_flops_per_second
+from crossbn.lab.experiments.estimates import training_seconds
 from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, Values
 from crossbn.lab.experiments.gradients import build_classifier
 from crossbn.lab.experiments.notes import notes_of
@@ -34,8 +33,7 @@ NORMS: dict[str, dict[str, int] | None] = {
 }
 """The order of the compensation and the layers that it follows, by the name of the run."""
 WIDTHS = (16, 16, 32, 64)
-# What torch takes to start a norm's operations in a step, and those of one gradient of one channel.
-_SECONDS_A_NORM, _SECONDS_A_GRADIENT = 2e-3, 9e-4
+_STEPS_OF_TWO_LAYERS = 40  # that take as long as one with two layers, which has a gradient for each channel
 
 
 def chain(classes: int) -> "nn.Sequential":
@@ -113,20 +111,11 @@ class Layers:
         check_pictures(tasks, test=True)
 
     def estimate_seconds(self, task: Task) -> float:
-        """Return about how long a run takes: three forward passes a step, and what the norm adds."""
-        import torch
-        from torch import nn
-
+        """Return about how long a run takes: three forward passes a step, and the gradients that two layers take."""
         settings: Any = task.settings
-        build, size = partial(_build_plain, settings), settings["image_size"]
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            channels = [norm.num_features for norm in build().modules() if isinstance(norm, nn.BatchNorm2d)]
-        gradients = 2 * sum(channels) if (settings["norm"] or {}).get("layers") == 2 else 0
-        forward = settings["batch_size"] * count_forward_flops(build, (3, size, size))
-        # A gradient goes back through two of the network's layers, by weights and by inputs.
-        passes = 3 + gradients * 4 / len(channels)
-        calls = _SECONDS_A_NORM * len(channels) + _SECONDS_A_GRADIENT * gradients
-        return settings["steps"] * (calls + forward * passes / measure_flops_per_second(1))
+        calls = _STEPS_OF_TWO_LAYERS if (settings["norm"] or {}).get("layers") == 2 else 1
+        steps, size = settings["steps"], settings["image_size"]
+        return training_seconds(settings["model"], size, steps * calls, 3 * steps * settings["batch_size"])
 
     def work(self, task: Task, watch: Watch, _: Path | None = None, /) -> Values:
         """Train, and test at the end."""

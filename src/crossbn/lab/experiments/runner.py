@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from crossbn.lab.environment import usable_cores, versions
 from crossbn.lab.experiments.experiment import Experiment, Values
@@ -63,6 +64,15 @@ class Progress:
         """The records that a table of the runs shows: of all seeds that there are, whoever asked for them."""
         return of_cells(self.known, self.tasks)
 
+    def seconds(self, estimate: Callable[[Task], float]) -> dict[str, float]:
+        """Return about how long a run of each cell takes: as those in the file have taken, else as `estimate` says."""
+        taken: dict[str, list[float]] = {}
+        for record in self.known:
+            if "seconds" in record.values:
+                taken.setdefault(record.cell, []).append(record.values["seconds"])
+        cells = {task.cell: task for task in self.tasks}
+        return {cell: median(taken[cell]) if cell in taken else estimate(task) for cell, task in cells.items()}
+
     @property
     def folder(self) -> Path:
         """Where unfinished runs have a folder each."""
@@ -98,7 +108,8 @@ def carry_on(experiment: Experiment, progress: Progress) -> Generator[tuple[Task
     todo = progress.todo
     experiment.check(todo)
     # The longest first, so that no core is idle at the end.
-    todo.sort(key=experiment.estimate_seconds, reverse=True)
+    seconds = progress.seconds(experiment.estimate_seconds)
+    todo.sort(key=lambda task: seconds[task.cell], reverse=True)
     with closing(run_all(partial(do, experiment.work, progress.folder), todo, processes_of(experiment))) as events:
         for task, news in events:
             if isinstance(news, Record):

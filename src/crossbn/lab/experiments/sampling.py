@@ -6,14 +6,13 @@ runs asks for more and more positions, the other moves the plan's own limit.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from crossbn.lab.environment import best_device
 from crossbn.lab.experiments import paper
-from crossbn.lab.experiments.estimates import count_forward_flops, measure_flops_per_second
+from crossbn.lab.experiments.estimates import training_seconds
 from crossbn.lab.experiments.experiment import Comparison, Measure, Scale, Values
 from crossbn.lab.experiments.gradients import build_classifier
 from crossbn.lab.experiments.notes import notes_of
@@ -27,8 +26,6 @@ BATCH_SIZE, WINDOW = 4, 4
 POSITIONS = (16, 32, 64, 128, 256, None)
 WINDOW_SAMPLES = (8, 16, 64, 128, 384)
 _DEFAULT_POSITIONS = 128
-# Real networks against the convolution that the speed is taken from; norms that look at all positions at once.
-_OVERHEAD, _OVERHEAD_OF_ALL = 3.0, 5.0
 _SMALL: dict[str, Any] = {
     **{"model": "resnet18", "data": "digits", "image_size": 96},
     **{"steps": 80, "every": 5, "learning_rate": 0.005},
@@ -95,11 +92,9 @@ class Sampling:
     def estimate_seconds(self, task: Task) -> float:
         """Return about how long a run takes: three forward passes a step, and the batches that are repeated."""
         settings: Any = task.settings
-        size = settings["image_size"]
-        forward = BATCH_SIZE * count_forward_flops(partial(build_classifier, settings), (3, size, size))
-        repeated = 2 * (WINDOW - 1) * settings["steps"] / settings["every"]
-        overhead = _OVERHEAD_OF_ALL if settings["positions"] is None else _OVERHEAD
-        return overhead * forward * (3 * settings["steps"] + repeated) / measure_flops_per_second(1)
+        steps = settings["steps"]
+        images = BATCH_SIZE * (3 * steps + 2 * (WINDOW - 1) * steps / settings["every"])
+        return training_seconds(settings["model"], settings["image_size"], steps, images)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UnavailableError if the images of one of the runs are not there."""

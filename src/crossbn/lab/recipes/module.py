@@ -17,6 +17,7 @@ from crossbn.integrations.lightning import say
 from crossbn.integrations.processes import gather
 from crossbn.lab.data.drawing import mix
 from crossbn.lab.progress import Progress
+from crossbn.lab.recipes.checkpoints import Checkpoints
 from crossbn.lab.recipes.clock import Clock
 from crossbn.lab.recipes.loading import Images
 from crossbn.lab.recipes.norms import switch_norm_
@@ -180,9 +181,10 @@ class RunModule(LightningModule):
             diverged = self.trainer.strategy.reduce_boolean_decision(diverged, all=False)
         if diverged:
             rate = self.recipe.effective_learning_rate(self.plan.processes)
+            kept = any(isinstance(each, Checkpoints) and each.path.exists() for each in self.trainer.callbacks)
             raise DivergedError(
                 f"the loss is not finite after {self.trainer.global_step} steps: a learning rate below {rate:g} may "
-                "help, or a larger batch; the last checkpoint is from before"
+                f"help, or a larger batch{'; the last checkpoint is from before' if kept else ''}"
             )
 
     def log_loss(self, loss: Tensor) -> None:

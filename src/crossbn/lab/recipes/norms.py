@@ -1,7 +1,6 @@
 """Putting the norm of a recipe into its network, and another one in the midst of training."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -10,7 +9,7 @@ from crossbn.integrations.engine import Callback
 from crossbn.integrations.lightning import CrossIterationNorm
 from crossbn.lab.norm_names import CROSS_ITERATION
 from crossbn.lab.recipes.order import Plan
-from crossbn.lab.recipes.recipe import RecipeError, TrainingRecipe, as_torch_has_them
+from crossbn.lab.recipes.recipe import TrainingRecipe, as_torch_has_them, options_blamed
 from crossbn.nn import NORMS, RenormSchedule
 from crossbn.swap import SwapReport, swap_norm_
 
@@ -69,12 +68,3 @@ def _options(norm: str, given: Mapping[str, Any], recipe: TrainingRecipe[Any], p
     window = {"window": recipe.effective_window} if norm in CROSS_ITERATION else {}
     own = {**recipe.default_options(norm), **scheduled_options(norm, plan.forwards)}
     return {**window, **own, **as_torch_has_them(given)}
-
-
-@contextmanager
-def options_blamed(title: str) -> Iterator[None]:
-    """Raise RecipeError, with the name of the norm, for what its options make it raise."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise RecipeError(str(error) if str(error).startswith(title) else f"{title}: {error}") from error

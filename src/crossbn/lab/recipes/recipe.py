@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -16,6 +17,9 @@ from crossbn.schedules import window_for
 if TYPE_CHECKING:  # whoever asks for a run that is finished does not wait for it
     from torch import nn
 
+PRECISIONS = ("32", "64", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "32-true", "64-true")
+"""As Lightning names them."""
+_USUAL_WINDOW = 8  # the paper's largest
 _SAME_PARAMETERS = ("bn", "sync_bn", "brn", "kn", *CROSS_ITERATION)
 
 OutcomeT = TypeVar("OutcomeT", bound="TrainingOutcome")
@@ -50,7 +54,7 @@ class TrainingRecipe(Generic[OutcomeT]):
         momentum: of SGD.
         weight_decay: on all parameters that are trained, gamma and beta included.
         accumulate: forwards whose gradients are averaged into one step.
-        precision: as Lightning names it: "32", "bf16-mixed", "16-mixed", "64".
+        precision: one of `PRECISIONS`.
         train_images: how many to train on, the first of a fixed permutation; None for all.
         test_images: how many to test on; None for all.
         seed: of the initial weights, the order of the images and what is random in preparing them.
@@ -99,6 +103,7 @@ class TrainingRecipe(Generic[OutcomeT]):
         self.check_least(0, "burn_in_epochs", "momentum", "weight_decay", "switch_epoch")
         self.check_least(0, "learning_rate", optional=True)
         self.check_one_of("norm", self.norms)
+        self.check_one_of("precision", PRECISIONS)
         self._check_switch()
         if self.window is not None and not {self.norm, self.switch_norm} & {*CROSS_ITERATION}:
             told = f"norm {self.norm!r} and window {self.window}"
@@ -124,18 +129,16 @@ class TrainingRecipe(Generic[OutcomeT]):
 
     def check_norm_options(self, norm: str, options: Mapping[str, Any]) -> None:
         """Raise RecipeError for an option that a norm does not have, with those that it has."""
-        if not options:
-            return
+        if norm not in NORM_NAMES or (not options and self.effective_window <= _USUAL_WINDOW):
+            return  # there is nothing to look at, and torch takes a second to import
         from crossbn.convert import check_options
         from crossbn.nn import NORMS
 
-        try:
+        with options_blamed(NORMS[norm].title):
             if norm in CROSS_ITERATION:
                 check_options(**{"window": self.effective_window, **as_torch_has_them(options)})
-            elif norm in NORMS:
+            else:
                 NORMS[norm].check_options(options)
-        except (TypeError, ValueError) as error:
-            raise RecipeError(str(error)) from error
 
     def _check_switch(self) -> None:
         """Raise RecipeError if a network cannot go on with the other norm in the midst of training."""
@@ -163,6 +166,9 @@ class TrainingRecipe(Generic[OutcomeT]):
     def check_model(self) -> None:
         """Raise RecipeError or ModelError if there is no such network for such a training."""
         raise NotImplementedError
+
+    def check_data(self) -> None:
+        """Raise RecipeError if there is no such data set."""
 
     def default_options(self, norm: str) -> dict[str, Any]:
         """Return the options of a norm that follow the network, where none are given."""
@@ -222,6 +228,15 @@ class TrainingOutcome:
     def final(self) -> dict[str, Any]:
         """Return what was measured at the end, by name."""
         raise NotImplementedError
+
+
+@contextmanager
+def options_blamed(title: str) -> Iterator[None]:
+    """Raise RecipeError, with the name of the norm, for what its options make it raise."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RecipeError(str(error) if str(error).startswith(title) else f"{title}: {error}") from error
 
 
 def as_torch_has_them(options: Mapping[str, Any]) -> dict[str, Any]:

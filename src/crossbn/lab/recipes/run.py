@@ -18,10 +18,9 @@ from crossbn.lab.recipes.loading import Batches, Images
 from crossbn.lab.recipes.machine import Machine
 from crossbn.lab.recipes.module import RunModule
 from crossbn.lab.recipes.order import Plan
-from crossbn.lab.recipes.quiet import quiet, repeatable
 from crossbn.lab.recipes.recipe import RecipeError, TrainingRecipe
 from crossbn.lab.recipes.resuming import find_checkpoint
-from crossbn.lab.recipes.trainer import Files, make_trainer
+from crossbn.lab.recipes.trainer import Files, make_trainer, quiet, repeatable
 from crossbn.lab.recipes.training import record_of
 from crossbn.nn import NORMS
 
@@ -30,15 +29,24 @@ Watch = Callable[[Any], None]
 
 def carry_out(recipe: TrainingRecipe[Any], folder: Path | None, watch: Watch, machine: Machine, fresh: bool) -> Any:
     """Do what `train` promises."""
+    kind = _module_of(recipe)
+    images = kind.load_images(recipe, machine.data_folder)  # first: without them the folder stays as it is
     if folder is None:
-        return _carry_out(recipe, None, watch, machine, fresh)
+        return _carry_out(recipe, kind, images, None, watch, machine, fresh)
     # The other processes of a training work in the same folder.
     with records.locked(folder) if rank_zero_only.rank == 0 else nullcontext():
-        return _carry_out(recipe, Files(folder), watch, machine, fresh)
+        return _carry_out(recipe, kind, images, Files(folder), watch, machine, fresh)
 
 
-def _carry_out(recipe: TrainingRecipe[Any], files: Files | None, watch: Watch, machine: Machine, fresh: bool) -> Any:
-    kind = _module_of(recipe)
+def _carry_out(
+    recipe: TrainingRecipe[Any],
+    kind: type[RunModule],
+    images: Images,
+    files: Files | None,
+    watch: Watch,
+    machine: Machine,
+    fresh: bool,
+) -> Any:
     found = None
     if files is not None and fresh:
         # All processes begin anew, whether the first has removed the files by now or not.
@@ -46,7 +54,6 @@ def _carry_out(recipe: TrainingRecipe[Any], files: Files | None, watch: Watch, m
             files.forget()
     elif files is not None:
         found = find_checkpoint(files, recipe, machine.processes, kind.state_name)
-    images = kind.load_images(recipe, machine.data_folder)
     plan = Plan.of(recipe, len(images.train), machine.processes)
     with quiet(), repeatable(), _mistakes_told(recipe):
         network, norms = _build(kind, recipe, plan, images)

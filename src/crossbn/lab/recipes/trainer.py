@@ -1,12 +1,17 @@
-"""The engine, set up for a run."""
+"""The engine, set up for a run: without its advice, with the same result each time, and without a trace."""
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from crossbn.integrations.engine import (
     Callback,
@@ -22,6 +27,12 @@ from crossbn.lab.recipes.recipe import RecipeError, TrainingRecipe
 from crossbn.lab.recipes.training import RECORD
 
 _LOG_EVERY = 50  # steps
+_IGNORED = (
+    (".*does not have many workers.*", UserWarning),  # images in memory need none
+    (".*LeafSpec.*", FutureWarning),  # the engine asks torch in an old way
+    (".*`srun` command is available.*", UserWarning),  # who wants it takes it
+    (".*TypedStorage is deprecated.*", UserWarning),
+)
 
 
 @dataclass(frozen=True)
@@ -108,3 +119,33 @@ def make_trainer(
     if trainer.strategy.launcher is not None and "MultiProcessing" in type(trainer.strategy.launcher).__name__:
         raise RecipeError(f"strategy {machine.strategy!r} starts processes that cannot bring results back; take ddp")
     return trainer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what Lightning says about itself, its tips and such warnings out of the way."""
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message, category in _IGNORED:
+                warnings.filterwarnings("ignore", message, category)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Leave the caller's random numbers alone, and have cuDNN compute the same thing each time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from crossbn.lab.cost.cases import BASELINE, Case, Growth
 from crossbn.lab.cost.records import CostRecord, find_baseline
-from crossbn.lab.cost.suites import SUITES, Goal, Ratios, make_suite
+from crossbn.lab.cost.suites import SUITES, Goal, make_suite
 from crossbn.lab.report.context import describe_origin, headline
 from crossbn.lab.report.cost_table import case_table, explanation, ratio, rounds, suite_table
 from crossbn.lab.report.figure import GREY, LINES, add_legend, begin, choose_styles, tidy
@@ -80,10 +80,10 @@ def _findings(records: Sequence[CostRecord]) -> Iterator[str]:
 
 def _overview(cases: Sequence[Case], records: Sequence[CostRecord]) -> Iterator[Table]:
     """Yield CBN relative to BN in all cases, targets in brackets where there are some."""
-    targets = {_sizes(goal.case): goal.target for suite in SUITES for goal in make_suite(suite)}
-    goals = [Goal(case, targets.get(_sizes(case), Ratios())) for case in cases]
+    targets = {_sizes(goal.case): goal.targets for suite in SUITES for goal in make_suite(suite)}
+    goals = [Goal(case, targets.get(_sizes(case), {})) for case in cases]
     table = suite_table(goals, records)
-    if not any(goal.target != Ratios() for goal in goals):
+    if not any(goal.targets for goal in goals):
         table = table._replace(columns=("CBN / BN", *table.columns[1:]))
     if table.rows:
         yield table

@@ -1,10 +1,10 @@
 """Costs as text, for the terminal and for Markdown alike."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from crossbn.lab.cost.cases import BASELINE
 from crossbn.lab.cost.records import CostRecord, find_baseline
-from crossbn.lab.cost.suites import Goal, Ratios
+from crossbn.lab.cost.suites import Goal, ratios_of
 from crossbn.lab.cost.timing import Timing
 from crossbn.lab.report.context import span
 from crossbn.lab.report.table import Table
@@ -14,6 +14,10 @@ _TIMES = {
     "burn_in": "burn-in step",
     "eval": "inference",
     "folded": "folded inference",
+}
+_RATIOS = {
+    **{"train": "step", "burn_in": "burn-in", "eval": "inference", "folded": "folded"},
+    **{"history": "history / weights", "peak": "peak memory", "folded_to_gn": "folded / GN's inference"},
 }
 
 
@@ -40,30 +44,22 @@ def case_table(records: Sequence[CostRecord]) -> Table:
 
 def suite_table(goals: Sequence[Goal], records: Sequence[CostRecord]) -> Table:
     """Return the table of a suite: a row for each case, CBN relative to BN, targets in brackets."""
+    names = [name for name in _RATIOS if name != "folded_to_gn" or any(name in goal.targets for goal in goals)]
     rows = []
     for goal in goals:
         for record in records:
             if record.case == goal.case and record.norm == "cbn":
-                found = Ratios.of(record, find_baseline(record, records))
+                found = ratios_of(record, find_baseline(record, records))
                 label = f"{goal.case}{', compiled' if record.compiled else ''}"
-                rows.append((label, *_ratio_cells(found, goal.target, record)))
-    columns = ["CBN / BN (target)", "step", "burn-in", "inference", "folded", "history / weights", "peak memory"]
-    if any(goal.target.folded_to_gn is not None for goal in goals):
-        columns.append("folded / GN's inference")
-    return Table("CBN relative to BN", tuple(columns), tuple(rows))
+                rows.append((label, *(_ratio_cell(name, found, goal.targets, record) for name in names)))
+    columns = ("CBN / BN (target)", *(_RATIOS[name] for name in names))
+    return Table("CBN relative to BN", columns, tuple(rows))
 
 
-def _ratio_cells(found: Ratios, target: Ratios, record: CostRecord) -> Iterable[str]:
-    for measure in _TIMES:
-        yield ratio(record.timings.get(measure)) + _target(getattr(target, measure))
-    for value, wanted in ((found.history, target.history), (found.peak, target.peak)):
-        yield ("" if value is None else f"{value:.2f}") + _target(wanted)
-    if target.folded_to_gn is not None:
-        yield ratio(record.timings.get("folded_to_gn")) + _target(target.folded_to_gn)
-
-
-def _target(value: float | None) -> str:
-    return "" if value is None else f" ({value:.2f})"
+def _ratio_cell(name: str, found: Mapping[str, float], targets: Mapping[str, float], record: CostRecord) -> str:
+    shown = f"{found[name]:.2f}" if name in found else ""
+    target = f" ({targets[name]:.2f})" if name in targets else ""
+    return f"{ratio(record.timings[name]) if name in record.timings else shown}{target}"
 
 
 def ratio(timing: Timing | None) -> str:

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +22,7 @@ from crossbn.lab.fidelity.records import (
     by_layer,
     by_progress,
 )
+from crossbn.lab.records import Record
 from crossbn.lab.report.context import describe_origin, headline, in_text
 from crossbn.lab.report.fidelity_table import cause_table, explanation, fidelity_tables
 from crossbn.lab.report.figure import COLOURS, GREY, LINES, add_legend, begin, tidy
@@ -32,21 +35,32 @@ _FLOOR = 1e-4  # of the logarithmic axis: a hundredth of a percent
 
 
 def fidelity_sections(source: Source) -> Iterator[Callable[[], Section] | Problem]:
-    """Yield the section of a file."""
-    found, problems = source.parse(FidelityRecord.of)
-    yield from problems
-    if found:
-        yield lambda: _section([record for each in found for record in each], source)
+    """Yield a section for each run of a file."""
+    runs: dict[str, list[Record]] = {}
+    for record in source.records:
+        runs.setdefault(in_text({**_told(record), "seed": record.seed}), []).append(record)
+    told = [{**_told(records[0]), "seed": records[0].seed} for records in runs.values()]
+    for own, records in zip(told, runs.values(), strict=True):
+        differs = {name: value for name, value in own.items() if any(value != other.get(name) for other in told)}
+        found, problems = source._replace(records=records).parse(FidelityRecord.of)
+        yield from problems
+        if found:
+            yield partial(_section, [each for one in found for each in one], source._replace(records=records), differs)
 
 
-def _section(records: Sequence[FidelityRecord], source: Source) -> Section:
-    told = {k: v for k, v in source.records[0].settings.items() if k not in _OWN} or _context(source.path)
+def _told(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in record.settings.items() if name not in _OWN}
+
+
+def _section(records: Sequence[FidelityRecord], source: Source, differs: Mapping[str, Any]) -> Section:
+    told = _told(source.records[0]) or _context(source.path)
+    which = f": {in_text(differs).replace('_', ' ')}" if differs else ""
     model = f" of {told['model']}" if "model" in told else ""
     window = int(told.get("window", 1 + max(record.age for record in records)))
     burn_in = int(told.get("burn_in", told.get("burn-in", 0)))
     causes = [cause for record in source.records for cause in CauseRecord.of(record)]
     return Section(
-        title=f"How close remembered statistics{model} are to the true ones",
+        title=f"How close remembered statistics{model} are to the true ones{which}",
         findings=[verdict(records, causes, window, burn_in)],
         tables=[*fidelity_tables(records), *([cause_table(average_causes(causes))] if causes else [])],
         figures=[plot_fidelity(records)],

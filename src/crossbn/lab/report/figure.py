@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossbn.lab.records import write_whole
 from crossbn.lab.report.context import span
 
 if TYPE_CHECKING:  # which figures there are is known without it
@@ -88,4 +90,6 @@ def say_seeds(counts: Iterable[int], spread: str = "± 1 standard deviation") ->
 
 def save_png(figure: Figure, path: Path) -> None:
     """Write a PNG file that depends on the figure alone: the version of matplotlib is not in it."""
-    figure.savefig(path, format="png", metadata={"Software": None})
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", metadata={"Software": None})
+    write_whole(path, drawn.getvalue())

@@ -11,6 +11,7 @@ The last three have no running statistics: `momentum` and `track_running_stats` 
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -23,10 +24,21 @@ from crossbn.nn.norms.batch_instance import RANKS_WITH_SPACE
 _BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
-def make_batch_norm(*args: Any, dims: int | None = 2, **options: Any) -> nn.Module:
+def make_batch_norm(
+    num_features: int,
+    eps: float = 1e-5,
+    momentum: float | None = 0.1,
+    affine: bool = True,
+    track_running_stats: bool = True,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    dims: int | None = 2,
+) -> nn.Module:
     """Return torch's BatchNorm; for any number of dimensions one of our own, which torch does not have."""
     check_dims(dims)
-    return RankedBatchNorm(*args, dims=None, **options) if dims is None else _BATCH_NORMS[dims](*args, **options)
+    kind = partial(RankedBatchNorm, dims=None) if dims is None else _BATCH_NORMS[dims]
+    return kind(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
 
 class InstanceNorm(_InstanceNorm):
@@ -86,14 +98,23 @@ def make_group_norm(
     check_dims(dims)
     del momentum, track_running_stats
     if groups is not None and (groups < 1 or num_features % groups):
-        raise ValueError(
-            f"{num_features} channels cannot be in {groups} groups: give a divisor, or no groups for the largest that "
-            "also divides 32"
-        )
+        divisors = ", ".join(str(each) for each in range(1, num_features + 1) if num_features % each == 0)
+        raise ValueError(f"{num_features} channels cannot be in {groups} groups: give one of {divisors}")
     found = math.gcd(32, num_features) if groups is None else groups
     return nn.GroupNorm(found, num_features, eps, affine, device, dtype)
 
 
-def make_layer_norm(num_features: int, *args: Any, **options: Any) -> nn.GroupNorm:
+def make_layer_norm(
+    num_features: int,
+    eps: float = 1e-5,
+    momentum: float | None = 0.1,
+    affine: bool = True,
+    track_running_stats: bool = False,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    dims: int | None = 2,
+) -> nn.GroupNorm:
     """Return LayerNorm over channels and space, which is GroupNorm with one group; gamma and beta are per channel."""
-    return make_group_norm(num_features, *args, **options, groups=1)
+    options = (eps, momentum, affine, track_running_stats, device, dtype)
+    return make_group_norm(num_features, *options, dims=dims, groups=1)

@@ -58,7 +58,7 @@ class NormEntry:
         """Raise TypeError for an option that norms of that kind do not have; it names those that they have."""
         taken = inspect.signature(self.build).parameters
         if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            return  # it hands them on, to something that looks at them
+            return  # a cross-iteration norm's: `Settings` look at them
         own = [name for name in taken if name not in ("num_features", "dims", "device", "dtype")]
         for name in names:
             if name not in taken:

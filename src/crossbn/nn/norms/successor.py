@@ -23,7 +23,7 @@ def make_successor(norm: _NormBase, name: str, dims: int | None, label: str, opt
         options: of the new norm; they come before what the old one has.
 
     Raises:
-        ValueError: by the new norm's constructor, with the label before its message.
+        ValueError: by the new norm's constructor, with the label named before its message.
     """
     settings = {key: getattr(norm, key) for key in ("eps", "momentum", "affine", "track_running_stats")}
     like = next((tensor for tensor in (norm.weight, norm.running_mean) if tensor is not None), None)
@@ -34,7 +34,7 @@ def make_successor(norm: _NormBase, name: str, dims: int | None, label: str, opt
     try:
         new = make_norm(name, norm.num_features, **{"dims": dims, **settings, **options})
     except ValueError as error:
-        raise ValueError(f"{label}: {error}") from error
+        raise ValueError(f"the norm {label!r}: {error}") from error
     _hand_over_(norm, new)
     if hasattr(new, "label"):
         new.label = label  # type: ignore[assignment]  # Module attributes are untyped

@@ -7,10 +7,9 @@ from crossbn.lab.data.drawing import choose
 from crossbn.lab.data.folders import FolderImages
 from crossbn.lab.data.memory import UPRIGHT, MemoryImages, Scaling, resize
 from crossbn.lab.models import is_small
-from crossbn.lab.recipes.classification.recipe import Recipe
+from crossbn.lab.recipes.classification.recipe import FOLDERS, Recipe
 from crossbn.lab.recipes.loading import Images
 from crossbn.lab.recipes.recipe import RecipeError
-from crossbn.messages import no_such
 
 _SIZE = 224  # of images of all sizes
 _MOST_PIXELS = 64 * 224 * 224  # of a batch to test on
@@ -29,18 +28,12 @@ def load_images(recipe: Recipe, folder: Path | None = None) -> Images:
         RecipeError: if there is no such data set.
         DataError: if its images are not there.
     """
-    known = names_of("pictures", "folders")
+    recipe.check_data()
     if recipe.data == "imagenet":
         return _from_folders(recipe, imagenet_folder(True, folder), imagenet_folder(False, folder))
-    if recipe.data in known:
+    if recipe.data in names_of("pictures"):
         return _in_memory(recipe, folder)
-    parts = [Path(recipe.data) / part for part in ("train", "val")]
-    if not all(part.is_dir() for part in parts):
-        raise RecipeError(
-            f"{no_such('data set', recipe.data, known)} (or name a folder with train and val in it, each with a folder "
-            "for each class)"
-        )
-    return _from_folders(recipe, *parts)
+    return _from_folders(recipe, *(Path(recipe.data, part) for part in FOLDERS))
 
 
 def _in_memory(recipe: Recipe, folder: Path | None) -> Images:

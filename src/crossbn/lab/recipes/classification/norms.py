@@ -10,9 +10,9 @@ from crossbn.compat import ensure_torchvision
 from crossbn.integrations.engine import Callback
 from crossbn.lab.networks import Block
 from crossbn.lab.recipes.classification.recipe import NORM_ACTIVATIONS, Recipe
-from crossbn.lab.recipes.norms import options_blamed, put_norm_
+from crossbn.lab.recipes.norms import put_norm_
 from crossbn.lab.recipes.order import Plan
-from crossbn.lab.recipes.recipe import RecipeError
+from crossbn.lab.recipes.recipe import RecipeError, options_blamed
 from crossbn.nn import reparametrize_
 
 

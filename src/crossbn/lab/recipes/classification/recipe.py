@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from crossbn.lab.data import names_of
 from crossbn.lab.models import check_model, is_small
-from crossbn.lab.norm_names import NORM_NAMES
-from crossbn.lab.recipes.recipe import RecipeError, TrainingOutcome, TrainingRecipe
+from crossbn.lab.norm_names import CROSS_ITERATION, NORM_NAMES
+from crossbn.lab.recipes.recipe import RecipeError, TrainingOutcome, TrainingRecipe, options_blamed
+from crossbn.messages import no_such
 
+FOLDERS = ("train", "val")
+"""In a folder of images, each with a folder for each class."""
 BASE_LEARNING_RATE, BASE_BATCH_SIZE = 0.1, 32
 """The paper's: the learning rate is proportional to the batch of a process."""
 NORM_ACTIVATIONS = {"evonorm_s0": "EvoNorm-S0", "frn_tlu": "FRN with TLU"}
@@ -84,8 +89,24 @@ class Recipe(TrainingRecipe["Outcome"]):
         return (*NORM_NAMES, *NORM_ACTIVATIONS)
 
     def check_model(self) -> None:
-        """Raise ModelError if there is no such classifier, or if it has no BatchNorm."""
-        check_model(self.model)
+        """Raise ModelError if there is no such classifier, or it has no BatchNorm; RecipeError for unfit options."""
+        network = check_model(self.model, self.width)
+        for norm, options in ((self.norm, self.norm_options), (self.switch_norm, self.switch_options)):
+            if network is not None and options and norm in NORM_NAMES and norm not in CROSS_ITERATION:
+                from crossbn.nn import NORMS
+                from crossbn.swap import swap_norm_
+
+                with options_blamed(NORMS[norm].title):
+                    swap_norm_(network, norm, **options)
+
+    def check_data(self) -> None:
+        """Raise RecipeError if there is no such data set."""
+        known = names_of("pictures", "folders")
+        if self.data not in known and not all(Path(self.data, part).is_dir() for part in FOLDERS):
+            raise RecipeError(
+                f"{no_such('data set', self.data, known)} (or name a folder with train and val in it, each with a "
+                "folder for each class)"
+            )
 
     def default_options(self, norm: str) -> dict[str, Any]:
         """Return the options of a norm that follow the network, where none are given.
