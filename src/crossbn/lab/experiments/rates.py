@@ -99,7 +99,7 @@ TUNED_DATA = {"CIFAR-10": "cifar10", "Fashion-MNIST": "fashion_mnist"}
 TUNED_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """At a batch of 32, in proportion at others."""
 TUNED: Mapping[str, Mapping[str, float]] = {
-    "CIFAR-10": {"frozen BN": 0.001, "BN": 0.1, "BN, momentum 0.1": 0.1, "CBN": 0.03, PRIOR: 0.003},
+    "CIFAR-10": {"frozen BN": 0.001, "BN": 0.1, "BN, momentum 0.1": 0.1, "CBN": 0.03, PRIOR: 0.01},
 }
 """The rate of each norm on each data set, from validation images."""
 _TUNING: dict[str, Any] = {
