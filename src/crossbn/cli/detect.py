@@ -40,6 +40,10 @@ def detect(
     norm_momentum: Annotated[
         float | None, typer.Option(min=0, max=1, help="Of the backbone's running statistics.", show_default="its own")
     ] = None,
+    plain_pyramid: Annotated[
+        bool,
+        typer.Option("--plain-pyramid", help=f"No norms in the feature pyramid, where {ALL} else has them."),
+    ] = False,
     data: Annotated[str, typer.Option(help="shapes, coco, or a folder in COCO's format.")] = "shapes",
     batch_size: runs.BatchSize = 4,
     epochs: runs.Epochs = 12,
@@ -96,6 +100,7 @@ def detect(
             where=where,
             frozen_backbone=frozen_backbone,
             norm_momentum=norm_momentum,
+            plain_pyramid=plain_pyramid,
             norm=norm,
             norm_options=runs.parse_options(norm_option, "--norm-option"),
             window=window,

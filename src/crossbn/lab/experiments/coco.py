@@ -59,6 +59,15 @@ def _window_cells(scale: Scale) -> Cells:
     }
 
 
+def _pyramid_cells(scale: Scale) -> Cells:
+    cells = {"CBN in the heads": _cell("cbn", scale)}
+    for norm in ("bn", "cbn"):
+        cells[f"{_TITLES[norm]} everywhere"] = _cell(norm, scale, "all")
+        cells[f"{_TITLES[norm]}, none in the pyramid"] = _cell(norm, scale, "all", plain_pyramid=True)
+    cells["CBN with a prior, none in the pyramid"] = _cell("cbn", scale, "all", plain_pyramid=True, prior=True)
+    return cells
+
+
 def _burn_in_cells(scale: Scale) -> Cells:
     return {f"burn-in {share:.0%}": _cell("cbn", scale, burn_in=share) for share in (0.0, 0.1, 0.25, 0.5, 0.75)}
 
@@ -114,6 +123,14 @@ _SPECIFICATIONS = (
         seeds=1,
     ),
     DetectionTable("coco_window", "Detection: how many steps to pool", _window_cells, "heads, k = 1", seeds=2),
+    DetectionTable(
+        "coco_pyramid",
+        "Detection: norms everywhere, with and without those of the pyramid (ours, not the paper's)",
+        _pyramid_cells,
+        "CBN with a prior, none in the pyramid",
+        seeds=1,
+        scales=(Scale.SMALL,),
+    ),
     DetectionTable(
         "coco_burn_in", "Detection: how long a training begins with BN", _burn_in_cells, "burn-in 0%", seeds=1
     ),

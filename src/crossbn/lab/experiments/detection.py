@@ -55,6 +55,8 @@ class DetectionCell:
         window: of cross-iteration norms.
         burn_in: share of the training with window 1.
         switch: the share of the training after which BN becomes SyncBN; None for never.
+        prior: whether norms of a trained backbone begin with its running statistics.
+        plain_pyramid: whether the feature pyramid has no norms.
         changes: settings other than those of the scale.
     """
 
@@ -63,6 +65,8 @@ class DetectionCell:
     window: int | None = None
     burn_in: float = 0.0
     switch: float | None = None
+    prior: bool = False
+    plain_pyramid: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,6 +81,8 @@ class DetectionCell:
         parts += [] if self.window is None else [f"window {self.window}"]
         parts += [f"burn-in {self.burn_in:.0%}"] if self.burn_in else []
         parts += [] if self.switch is None else [f"SyncBN after {self.switch:.0%}"]
+        parts += ["prior"] if self.prior else []
+        parts += ["plain pyramid"] if self.plain_pyramid else []
         return ", ".join([*parts, *(f"{name} {value}" for name, value in self.changes.items())])
 
     def settings(self, scale: Scale) -> dict[str, Any]:
@@ -88,10 +94,12 @@ class DetectionCell:
         adapted = {
             "frozen_backbone": small and not everywhere,
             **({"norm_momentum": 0.1} if small and everywhere else {}),
+            **({"plain_pyramid": True} if self.plain_pyramid else {}),
         }
         pools = self.norm == "cbn"
         # The library's own settings, and the paper's.
-        options = {"weights": "equal", "positions": None} if pools and scale is Scale.FULL else {}
+        options: dict[str, Any] = {"weights": "equal", "positions": None} if pools and scale is Scale.FULL else {}
+        options |= {"prior": "running"} if self.prior else {}
         return {
             **{"norm": self.norm, "where": self.where, "norm_options": options, "window": self.window},
             **{"burn_in_epochs": self.burn_in * shared["epochs"]},

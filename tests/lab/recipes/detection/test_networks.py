@@ -137,7 +137,7 @@ def test_a_random_backbone_is_trained_everywhere_and_cannot_be_fixed() -> None:
 
 
 def test_settings_of_before_are_settings_still() -> None:
-    assert not {"frozen_backbone", "norm_momentum"} & SMALL.settings().keys()
+    assert not {"frozen_backbone", "norm_momentum", "plain_pyramid"} & SMALL.settings().keys()
     settings = replace(LITE, frozen_backbone=True, norm_momentum=0.1).settings()
     assert (settings["frozen_backbone"], settings["norm_momentum"]) == (True, 0.1)
     assert Recipe(**settings) == replace(LITE, frozen_backbone=True, norm_momentum=0.1)
@@ -149,6 +149,15 @@ def test_settings_of_before_are_settings_still() -> None:
 )
 def test_other_norms(norm: str, kind: str) -> None:
     assert {each for name, each in norms_of(make(replace(LITE, norm=norm))).items() if "roi_heads" in name} == {kind}
+
+
+def test_a_plain_pyramid_has_no_norms() -> None:
+    everywhere = replace(SMALL, where="all")
+    for plain, norms in ((False, 8), (True, 0)):
+        network = build_network(replace(everywhere, plain_pyramid=plain), 3)
+        pyramid = [each for each in network.backbone.fpn.modules() if isinstance(each, nn.BatchNorm2d)]  # type: ignore[union-attr]
+        assert len(pyramid) == norms
+        assert any(isinstance(each, nn.BatchNorm2d) for each in network.roi_heads.modules())  # type: ignore[union-attr]
 
 
 def test_a_detector_without_norms_to_choose_is_refused(tmp_path: Path) -> None:

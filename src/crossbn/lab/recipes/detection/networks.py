@@ -102,7 +102,7 @@ def _own(recipe: Recipe, classes: int) -> nn.Module:
     from torchvision.models.detection.mask_rcnn import MaskRCNN, MaskRCNNHeads, MaskRCNNPredictor
 
     channels, norm_layer = recipe.channels, None if recipe.norm == NO_NORM else nn.BatchNorm2d
-    pyramid_norm = norm_layer if recipe.where == ALL else None
+    pyramid_norm = norm_layer if recipe.where == ALL and not recipe.plain_pyramid else None
     backbone, scaling = build_backbone(recipe.backbone, channels, pyramid_norm)
     # Objects are as large as the images are; anchors keep the size that they have among them.
     sides = tuple((max(1, side * recipe.image_size // _FULL_SIZE),) for side in _ANCHORS)

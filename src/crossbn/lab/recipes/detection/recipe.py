@@ -21,7 +21,7 @@ OWN_MODELS = ("faster_rcnn", "mask_rcnn")
 """Built here, of torchvision's parts: with a backbone of choice and the paper's heads."""
 _OWN = ("backbone", "channels")
 """Fields that are of these only."""
-_NEW = ("frozen_backbone", "norm_momentum")
+_NEW = ("frozen_backbone", "norm_momentum", "plain_pyramid")
 BACKBONES = ("resnet18", "resnet50", "resnet101", "efficientnet_lite0")
 SCORES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 """COCO's, 0 to 1: the mean over overlaps of 0.5 to 0.95, at 0.5, at 0.75, and of small, medium and large objects."""
@@ -54,6 +54,8 @@ class Recipe(TrainingRecipe["Outcome"]):
         norm: a key of `crossbn.nn.NORMS`, or "none" for heads without.
         frozen_backbone: whether the weights of a trained backbone stay as they are, all of them; the pyramid's do not.
         norm_momentum: of the running statistics of the backbone's norms; None for its own.
+        plain_pyramid: whether the feature pyramid has no norms where "all" else has them; its smallest maps are a few
+            positions.
         learning_rate: after warm-up; None for 0.02 / 16 for each image of a step.
         image_size: the shorter side of an image, unless the longer would exceed 5/3 of that.
         scales: further shorter sides, to choose from at random in training beside `image_size`.
@@ -80,6 +82,7 @@ class Recipe(TrainingRecipe["Outcome"]):
     where: str = HEADS
     frozen_backbone: bool = False
     norm_momentum: float | None = None
+    plain_pyramid: bool = False
     epochs: int = 12
     image_size: int = 800
     scales: tuple[int, ...] = ()
