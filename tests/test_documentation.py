@@ -43,7 +43,7 @@ def test_readme_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_readme_is_a_screen_and_a_half() -> None:
-    assert len(README.read_text()) <= 5200
+    assert len(README.read_text()) <= 4800
 
 
 @pytest.mark.parametrize("document", DOCUMENTS[1:], ids=lambda document: document.name)
